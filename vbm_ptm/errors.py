@@ -1,0 +1,51 @@
+"""The errors that users see, and how wrong names are reported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """Wrong use or wrong input: reported without a traceback, exit code 2.
+
+    Args:
+        problems: One readable message each: what was given, what is allowed, what to do.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class TrainingInterrupted(Exception):
+    """A run that was asked to stop and has saved what it finished.
+
+    Args:
+        exit_code: 128 + signal number (130 for SIGINT, 143 for SIGTERM), or 0 for a planned stop.
+        message: What was saved and how to go on.
+    """
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def nearest_name(given: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed name most like the given one, or None if none is alike."""
+    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> str:
+    """Word the message for a name that is not among the allowed ones.
+
+    Args:
+        kind: What is named, e.g. "learner".
+        given: The name that was given.
+        allowed: All names that would have been right.
+    """
+    names = sorted(allowed)
+    nearest = nearest_name(given, names)
+    hint = f" Did you mean '{nearest}'?" if nearest else ""
+    return f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names) or '(none)'}."
