@@ -1,0 +1,35 @@
+"""A data set cut into tasks: what a run learns from and is judged on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vbm_ptm.data.datasets import ImageDatasets, ImageSplit
+from vbm_ptm.data.scenario import Scenario, Task
+from vbm_ptm.data.transforms import ViewTransforms
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Images, their tasks and the transforms they pass through."""
+
+    datasets: ImageDatasets
+    scenario: Scenario
+    transforms: ViewTransforms
+
+    def training_rows(self, task: Task) -> NDArray[np.int64]:
+        """Return the rows of the training split that belong to a task."""
+        train = self.datasets.train
+        return self.scenario.rows_of(task, train.labels, train.domains)
+
+    def test_rows(self, task: Task) -> NDArray[np.int64]:
+        """Return the rows of the test split that belong to a task."""
+        test = self.datasets.test
+        return self.scenario.rows_of(task, test.labels, test.domains)
+
+    def class_indices(self, split: ImageSplit) -> NDArray[np.int64]:
+        """Return the class index of every row of a split."""
+        return self.scenario.class_index_of_label[split.labels]

@@ -1,0 +1,80 @@
+"""The view-batch objective: one loss for every learner, with one view or many.
+
+Shapes: G groups of this rank, V views, N = G * V images, K columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from vbm_ptm.learners.base import LearnerOutput
+from vbm_ptm.losses import view_divergence
+from vbm_ptm.settings import Settings
+
+
+class ObjectiveConfig(Settings):
+    """Settings of the view-batch objective.
+
+    Attributes:
+        consistency_weight: Weight of the one-to-many KL term.
+        detach_weak: Treat the weak view as a fixed target (as the authors' code does; the paper is silent).
+    """
+
+    consistency_weight: float = Field(default=1.0, ge=0)
+    detach_weak: bool = True
+
+
+class ViewBatchObjective:
+    """Cross-entropy over all views + weight * KL(weak || strong) + the learner's own terms.
+
+    View-batch model (CVPR 2025), equation 3 and the objective below it. Every term is summed over the rows of this
+    rank and divided by the rows of the global step times 1 / ranks, so that the average of the ranks' gradients is
+    the gradient of the global mean, however the groups are spread. With one view it is the baseline's loss.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self.config = config
+
+    def __call__(
+        self, output: LearnerOutput, labels: Tensor, *, num_views: int, num_global_groups: int, num_ranks: int = 1
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return this rank's loss and its detached parts by name, "accuracy" among them.
+
+        Args:
+            output: What the learner's forward returned for N = G * V images, the views of a group side by side.
+            labels: (G,) int64 class indices, each in ``output.columns``.
+            num_views: V.
+            num_global_groups: Groups of the step over all ranks.
+            num_ranks: Ranks whose gradients will be averaged.
+        """
+        logits = output.logits
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        targets = column_of(labels, output.columns).repeat_interleave(num_views)
+        per_image = num_ranks / (num_global_groups * num_views)
+
+        parts = {"cross_entropy": F.cross_entropy(logits, targets, reduction="sum") * per_image}
+        if num_views > 1:
+            grouped = logits.unflatten(0, (-1, num_views))
+            divergence = view_divergence(grouped, detach_weak=self.config.detach_weak)
+            per_pair = num_ranks / (num_global_groups * (num_views - 1))
+            parts["consistency"] = divergence.sum() * (self.config.consistency_weight * per_pair)
+        for name, value in output.auxiliary.items():
+            parts[name] = value.sum() * per_image if value.dim() else value
+        loss = torch.stack(list(parts.values())).sum()
+
+        report = {"loss": loss, **parts}
+        report["accuracy"] = (logits.argmax(1) == targets).sum() * per_image
+        return loss, {name: value.detach() for name, value in report.items()}
+
+
+def column_of(labels: Tensor, columns: Tensor) -> Tensor:
+    """Return the position (n,) of each label among the columns (K,), without waiting for the device.
+
+    A label that has no column gets -1, which the cross-entropy refuses: its loss would be undefined.
+    """
+    matches = labels[:, None] == columns
+    return torch.where(matches.any(1), matches.int().argmax(1), -1) if len(columns) else labels * 0 - 1

@@ -1,0 +1,79 @@
+"""Optimizers and learning-rate schedules; a fresh pair is made for every task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from vbm_ptm.learners.base import ParameterGroup
+from vbm_ptm.settings import Settings
+
+
+class OptimizationConfig(Settings):
+    """How each task is trained.
+
+    Attributes:
+        epochs: Epochs per task; an epoch is one presentation per training image of the task.
+        batch_size: Images (views counted) per step over all ranks.
+        optimizer: "sgd", "adam" or "adamw".
+        learning_rate: Absolute rate; a learner's groups may scale it. Never rescaled by batch size, views or ranks.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay, as the optimizer defines it.
+        schedule: Factor on the rate by epoch: "constant"; "multistep" (times ``decay`` from each milestone on);
+            "cosine" (half a period down towards 0); "quarter_cosine" (CODA-Prompt: a quarter period down to 0.0157).
+        milestones: Epochs, counted from 0, from which on ``decay`` applies once more.
+        decay: Factor of the multistep schedule.
+        clip_gradient_norm: Largest norm of the gradient over all trained parameters, or none.
+    """
+
+    epochs: int = Field(default=20, ge=1)
+    batch_size: int = Field(default=128, ge=1)
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: float = Field(default=0.01, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Literal["constant", "multistep", "cosine", "quarter_cosine"] = "constant"
+    milestones: tuple[int, ...] = ()
+    decay: float = Field(default=0.1, gt=0)
+    clip_gradient_norm: float | None = Field(default=None, gt=0)
+
+
+def build_optimizer(config: OptimizationConfig, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
+    """Return an optimizer with one parameter group per learner group, its name and rate scale kept in it."""
+    options: list[dict[str, Any]] = [
+        {
+            "params": group.parameters,
+            "name": group.name,
+            "scale": group.learning_rate_scale,
+            "lr": config.learning_rate * group.learning_rate_scale,
+        }
+        for group in groups
+    ]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(options, momentum=config.momentum, weight_decay=config.weight_decay)
+    if config.optimizer == "adam":
+        return torch.optim.Adam(options, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(options, weight_decay=config.weight_decay)
+
+
+def learning_rate_factor(config: OptimizationConfig, epoch: int) -> float:
+    """Return the factor on every group's rate in an epoch (counted from 0)."""
+    if config.schedule == "multistep":
+        return config.decay ** sum(epoch >= milestone for milestone in config.milestones)
+    if config.schedule == "cosine":
+        return (1 + math.cos(math.pi * epoch / config.epochs)) / 2
+    if config.schedule == "quarter_cosine":
+        # CODA-Prompt's schedule; with a single epoch its formula would divide by zero.
+        return math.cos(99 * math.pi * epoch / (200 * max(config.epochs - 1, 1)))
+    return 1.0
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimizationConfig, epoch: int) -> None:
+    """Set every group's rate for an epoch."""
+    factor = learning_rate_factor(config, epoch)
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * group["scale"] * factor

@@ -1,0 +1,176 @@
+"""What every learner is: one module that grows with the tasks and knows nothing of views, loaders or ranks.
+
+Shapes: N images, C colour channels, H x W pixels, D backbone width, K columns of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.settings import Settings
+
+
+class LearnerConfig(Settings):
+    """Settings of a learner; each method's own class adds its hyper-parameters."""
+
+    name: str
+
+
+class LearnerOutput(NamedTuple):
+    """What a training forward returns; a NamedTuple, so that autocast hands it back in fp32.
+
+    Attributes:
+        logits: (N, K) scores that the cross-entropy sees; never -inf.
+        columns: (K,) int64, the class index of every column; holds every label of the batch.
+        auxiliary: Signed and weighted terms by name: (N,) is averaged over the images of the global
+            step, () is a term of the parameters alone and counts as it is.
+    """
+
+    logits: Tensor
+    columns: Tensor
+    auxiliary: dict[str, Tensor]
+
+
+class ParameterGroup(NamedTuple):
+    """Trainable parameters that share one factor on the learning rate."""
+
+    name: str
+    parameters: list[nn.Parameter]
+    learning_rate_scale: float = 1.0
+
+
+class Features(Protocol):
+    """Query features of the current task's training images, computed when asked for."""
+
+    def __call__(
+        self, rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features (n, D) float32, class indices (n,), sample ids (n,), each row exactly once.
+
+        Args:
+            rows: Row numbers of the training split; None for all rows of the task.
+            transform: "eval" for the test transform, "weak" for the baseline's training transform.
+        """
+
+
+class TaskStatistics(nn.Module):
+    """Tensors that one task leaves behind and that never change afterwards, kept as buffers."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone().contiguous())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.get_buffer(name)
+
+
+class Learner(nn.Module):
+    """A continual-learning method on a pre-trained vision transformer.
+
+    Life of a task: ``begin_task``, training steps through ``forward``, ``end_task``, ``predict``.
+    Restoring calls ``begin_task`` and ``allocate`` for every finished task, then loads the state strictly.
+    Whatever ``end_task`` computes once for all time goes into ``self.statistics[str(task.index)]``: the
+    checkpoint writes it once per task, and ``allocate`` rebuilds it from the recorded shapes.
+
+    Args:
+        backbone: The pre-trained transformer; the learner owns and may change it.
+        config: The method's settings.
+        num_tasks: Tasks planned, for methods that divide a pool among them.
+    """
+
+    config_class: ClassVar[type[LearnerConfig]]
+
+    def __init__(self, backbone: PromptableViT, config: Any, *, num_tasks: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.config = config
+        self.num_tasks = num_tasks
+        self.tasks: list[Task] = []
+        self.statistics = nn.ModuleDict()
+        self.backbone.requires_grad_(False)
+
+    @property
+    def task(self) -> Task:
+        """The task that was begun last."""
+        return self.tasks[-1]
+
+    @property
+    def num_seen_classes(self) -> int:
+        """Classes seen so far, the current task's included."""
+        return self.tasks[-1].num_seen_classes if self.tasks else 0
+
+    @property
+    def backbone_is_frozen(self) -> bool:
+        """Whether no parameter of the backbone is trained; its weights are then not stored."""
+        return not any(parameter.requires_grad for parameter in self.backbone.parameters())
+
+    def train(self, mode: bool = True) -> Learner:
+        """Set training mode, but keep a frozen backbone in eval mode."""
+        super().train(mode)
+        if self.backbone_is_frozen:
+            self.backbone.eval()
+        return self
+
+    def begin_task(self, task: Task) -> None:
+        """Grow for the task and set ``requires_grad`` of every parameter; overrides call this first."""
+        if task.index != len(self.tasks):
+            raise ValueError(f"task {task.index} cannot begin after {len(self.tasks)} tasks")
+        self.tasks.append(task)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return all trainable parameters, each in exactly one group; empty for a learner without any."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return what the objective needs for a training step.
+
+        Args:
+            images: (N, C, H, W) float, any mixture of views; N may be 0.
+            labels: (N,) int64 class indices.
+        """
+        raise NotImplementedError
+
+    def query(self, images: Tensor) -> Tensor:
+        """Return the un-prompted class-token features (N, D), without gradient and in eval mode."""
+        return self.backbone.query(images)
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return scores over all seen classes (N, seen); each row depends on its own image alone.
+
+        Args:
+            images: (N, C, H, W) float.
+            query: (N, D) result of ``query(images)`` if it is known already.
+        """
+        raise NotImplementedError
+
+    def end_task(self, task: Task, features: Features) -> None:
+        """Do what the method does after training on a task; runs on every rank with identical inputs."""
+
+    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Make room for what ``end_task`` made for this task, so that a strict load fits.
+
+        Args:
+            task: A finished task; ``begin_task`` has been called for it.
+            shapes: Name and shape of each tensor in ``self.statistics[str(task.index)]``.
+        """
+        if shapes:
+            empty = {name: torch.zeros(tuple(shape)) for name, shape in shapes.items()}
+            self.statistics[str(task.index)] = TaskStatistics(empty)
+
+    def finished_shapes(self, task: Task) -> dict[str, list[int]]:
+        """Return what ``allocate`` needs for a finished task."""
+        key = str(task.index)
+        if key not in self.statistics:
+            return {}
+        return {name: list(tensor.shape) for name, tensor in self.statistics[key].named_buffers()}
+
+    def columns(self, classes: Sequence[int], device: torch.device) -> Tensor:
+        """Return class indices as the (K,) tensor that ``LearnerOutput`` wants."""
+        return torch.tensor(classes, dtype=torch.long, device=device)

@@ -1,0 +1,60 @@
+"""Sequential fine-tuning: the lower bound that continual learners are judged against.
+
+The whole backbone and one linear head per task are trained with one learning rate; the cross-entropy sees the
+classes of the current task only and old heads are frozen. This is stage 1 of SLCA (Zhang et al., ICCV 2023,
+"SLCA: Slow Learner with Classifier Alignment") with a learning-rate scale of 1 and without alignment. In the
+domain-incremental scenario the head is shared.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import TaskHeads
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+
+
+class FinetuneConfig(LearnerConfig):
+    """Sequential fine-tuning has no settings of its own."""
+
+    name: Literal["finetune"] = "finetune"
+
+
+class Finetune(Learner):
+    """Backbone and heads, trained task after task with nothing against forgetting."""
+
+    config_class = FinetuneConfig
+
+    def __init__(self, backbone: PromptableViT, config: FinetuneConfig, *, num_tasks: int) -> None:
+        super().__init__(backbone, config, num_tasks=num_tasks)
+        self.backbone.requires_grad_(True)
+        self.heads = TaskHeads()
+
+    def begin_task(self, task: Task) -> None:
+        """Add a head for the new classes and freeze the heads that hold none of the task's classes."""
+        super().begin_task(task)
+        self.heads.append(len(task.new_classes), self.backbone.width)
+        self.heads.train_only(task.classes)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the backbone and the trainable heads."""
+        return [
+            ParameterGroup("backbone", list(self.backbone.parameters())),
+            ParameterGroup("heads", self.heads.trainable_parameters()),
+        ]
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return logits (N, K) over the task's classes."""
+        features = self.backbone.encode(images)[:, 0]
+        columns = self.columns(self.task.classes, images.device)
+        return LearnerOutput(self.heads(features)[:, columns], columns, {})
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return logits (N, seen) of all heads."""
+        features = self.query(images) if query is None else query
+        scores: Tensor = self.heads(features)
+        return scores

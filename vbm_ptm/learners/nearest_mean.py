@@ -1,0 +1,55 @@
+"""Nearest class mean on frozen features: no training, and a bar that every trained learner should clear.
+
+A class is the mean of its raw class-token features under the test transform; the score is the cosine between
+feature and mean (the "SimpleCIL" baseline of Zhou et al., IJCV 2024, section 4.1). Domain-incremental: the mean
+over the images of all domains.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup, TaskStatistics
+
+
+class NearestMeanConfig(LearnerConfig):
+    """Nearest class mean has no settings of its own."""
+
+    name: Literal["nearest_mean"] = "nearest_mean"
+
+
+class NearestMean(Learner):
+    """Frozen backbone and one mean per class."""
+
+    config_class = NearestMeanConfig
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return no group: nothing is trained, and a task takes zero steps."""
+        return []
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return the scores (N, K) of the task's classes."""
+        columns = self.columns(self.task.classes, images.device)
+        return LearnerOutput(self.predict(images)[:, columns], columns, {})
+
+    def end_task(self, task: Task, features: Features) -> None:
+        """Keep the sum of the features of each class of the task."""
+        values, labels, _ = features()
+        columns = self.columns(task.classes, labels.device)
+        members = (labels[None] == columns[:, None]).double()  # (task's classes, n)
+        sums = members @ values.double()
+        self.statistics[str(task.index)] = TaskStatistics({"sum": sums.float()})
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return cosines (N, seen) between features and class means."""
+        features = self.query(images) if query is None else query
+        sums = features.new_zeros(self.num_seen_classes, features.shape[1])
+        for task in self.tasks:
+            if str(task.index) in self.statistics:
+                sums[self.columns(task.classes, sums.device)] += self.statistics[str(task.index)]["sum"].to(sums)
+        # The cosine does not see whether a class is a sum or a mean.
+        return F.normalize(features, dim=1) @ F.normalize(sums, dim=1).T

@@ -1,0 +1,73 @@
+"""Learner names: found from file names without importing them, resolved when one is needed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vbm_ptm.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from vbm_ptm.backbones import PromptableViT
+    from vbm_ptm.learners.base import Learner
+
+NOT_LEARNERS = {"base", "registry"}
+
+
+def list_learners() -> list[str]:
+    """Return the names of all built-in learners, sorted; imports none of them."""
+    names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
+    return sorted(names - NOT_LEARNERS)
+
+
+def learner_class(name: str) -> type[Learner]:
+    """Return the class of a built-in learner or of a dotted ``package.module:Class``.
+
+    Raises:
+        UsageError: The name is unknown, or what it names is no Learner with a ``config_class``.
+    """
+    from vbm_ptm.learners.base import Learner, LearnerConfig
+
+    if ":" in name:
+        module_name, _, class_name = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"learner '{name}' cannot be imported ({error}); "
+                "a dotted name is 'package.module:Class' on the Python path."
+            ) from error
+        if not (inspect.isclass(found) and issubclass(found, Learner)):
+            raise UsageError(f"learner '{name}' is not a subclass of vbm_ptm.learners.base.Learner.")
+    else:
+        if name not in list_learners():
+            raise UsageError(unknown_name("learner", name, list_learners()))
+        module = importlib.import_module(f"vbm_ptm.learners.{name}")
+        (found,) = (
+            member
+            for member in vars(module).values()
+            if inspect.isclass(member) and issubclass(member, Learner) and member.__module__ == module.__name__
+        )
+    config_class = getattr(found, "config_class", None)
+    if not (inspect.isclass(config_class) and issubclass(config_class, LearnerConfig)):
+        raise UsageError(f"learner '{name}' needs a class attribute config_class, a subclass of LearnerConfig.")
+    return found
+
+
+def create_learner(
+    name: str, *, backbone: PromptableViT, num_tasks: int, settings: dict[str, Any] | None = None
+) -> Learner:
+    """Build a learner.
+
+    Args:
+        name: A built-in name or ``package.module:Class``.
+        backbone: The pre-trained transformer, owned by the learner from now on.
+        num_tasks: Tasks planned.
+        settings: The method's hyper-parameters where they differ from the defaults of its config class.
+    """
+    found = learner_class(name)
+    config = found.config_class.model_validate({"name": name, **(settings or {})})
+    return found(backbone, config, num_tasks=num_tasks)
