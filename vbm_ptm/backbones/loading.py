@@ -1,0 +1,369 @@
+"""Weights for backbones: by full timm tag from the hub, or from a local file; never a silent random start."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import safetensors
+import safetensors.torch
+import timm
+import torch
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from timm.models import PretrainedCfg
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from vbm_ptm.backbones.embedded import EMBEDDED_FILE, EMBEDDED_NAME
+from vbm_ptm.backbones.vit import PromptableViT, WeightsRecord, unsupported_attributes
+from vbm_ptm.errors import UsageError, nearest_name
+from vbm_ptm.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_TORCH_SUFFIXES = (".pth", ".pt", ".bin")
+_SUFFIXES = (".safetensors", *_TORCH_SUFFIXES, ".npz")
+_WRAPPINGS = ("state_dict", "model")
+_PREFIXES = re.compile(r"(?:(?:module|model|backbone|_orig_mod|encoder|vit|network)\.)+")
+_HEAD = re.compile(r"(?:head|pre_logits)[./]")
+_HUB_TIMEOUT_SECONDS = 5
+
+
+class BackboneConfig(Settings):
+    """Which pre-trained ViT to use.
+
+    Attributes:
+        name: Full timm tag, e.g. ``vit_base_patch16_224.augreg_in21k``.
+        checkpoint: Local weights file (.safetensors, .pth, .pt, .bin or Google's .npz); the network is then
+            never used. None takes the tag's own weights from the hub or its cache.
+        image_size: Input size in pixels; None takes the size that the weights were made for.
+    """
+
+    name: str = EMBEDDED_NAME
+    checkpoint: Path | None = None
+    image_size: int | None = None
+
+
+@dataclass(frozen=True)
+class _WeightsFile:
+    """A weights file on this machine and the name under which a run records it."""
+
+    path: Path
+    recorded: str
+
+
+def load_vit(name: str, checkpoint: Path | str | None = None, *, image_size: int | None = None) -> PromptableViT:
+    """Build a ViT with pre-trained weights, every one of them matched, and without their classifier head.
+
+    Args:
+        name: Full timm tag. A bare or deprecated name is resolved, with a warning.
+        checkpoint: Local weights file, .safetensors, .pth, .pt, .bin or Google's .npz; the tag then says the
+            architecture and the preprocessing. None takes the tag's own weights.
+        image_size: Input size in pixels. None takes the weights' own; at another size timm resamples the
+            position embedding.
+
+    Raises:
+        UsageError: Unknown or unsupported name, weights that are not there, cannot be read or do not match.
+    """
+    resolved, notes = _resolve_name(name)
+    for note in notes:
+        logger.warning("%s", note)
+    config = timm.models.get_pretrained_cfg(resolved) or PretrainedCfg()
+    with torch.device("meta"):
+        probe = timm.create_model(resolved, num_classes=0)
+    problems = unsupported_attributes(probe)
+    if problems:
+        raise UsageError(
+            *(f"backbone '{name}' cannot take prompts: {problem}" for problem in problems),
+            "`vbm-ptm list backbones` names the models that can.",
+        )
+    patch_size: int = probe.patch_embed.patch_size[0]
+    if image_size is not None and (image_size <= 0 or image_size % patch_size):
+        below = max(image_size // patch_size, 1) * patch_size
+        raise UsageError(
+            f"image_size {image_size} is not a multiple of the patch size {patch_size} of '{resolved}'; "
+            f"nearest: {below} and {below + patch_size}."
+        )
+
+    file = _local_file(Path(checkpoint)) if checkpoint is not None else _own_file(resolved, config)
+    if file.path.suffix == ".npz":
+        vit, facts = _load_google(file.path, resolved, probe)
+    else:
+        vit, facts = _load_state_dict(file.path, resolved, probe)
+    weights_size: int = vit.patch_embed.img_size[0]
+    if image_size is not None and image_size != weights_size:
+        vit.set_input_size(img_size=(image_size, image_size))
+        facts.append(f"position embedding resampled: the weights are for {weights_size} px, the input has {image_size}")
+    for fact in facts:
+        logger.info("%s: %s", file.recorded, fact)
+    record = WeightsRecord(
+        requested=name,
+        name=resolved,
+        file=file.recorded,
+        sha256=_sha256(file.path),
+        notes=(*notes, *facts),
+    )
+    return PromptableViT(vit, weights=record)
+
+
+def list_backbones() -> list[str]:
+    """Return the embedded model, then the full tags of the timm ViTs that can take prompts.
+
+    Only configurations are read; no weights are touched.
+    """
+    accepted: dict[str, bool] = {}
+    tags = timm.list_models(module=["vision_transformer", "deit"], pretrained=True)
+    with torch.device("meta"):
+        for tag in tags:
+            architecture = timm.models.get_arch_name(tag)
+            if architecture not in accepted:
+                # One block tells about all of them, and spares the time that the others would take.
+                probe = timm.create_model(architecture, depth=1, num_classes=0)
+                accepted[architecture] = not unsupported_attributes(probe)
+    return [EMBEDDED_NAME, *(tag for tag in tags if accepted[timm.models.get_arch_name(tag)])]
+
+
+def _resolve_name(name: str) -> tuple[str, list[str]]:
+    """Return the full tag and, if the name was not one, a note that says so."""
+    deprecated = timm.models.get_deprecated_models()
+    if name in deprecated:
+        current = deprecated[name]
+        if current is None:
+            raise UsageError(f"backbone '{name}' was removed from timm without a replacement.")
+        full_name = _with_tag(current)
+        return full_name, [f"backbone '{name}' is a deprecated name and means '{full_name}' now: write that."]
+    architecture, tag = timm.models.split_model_name_tag(name)
+    if not timm.models.is_model(architecture):
+        raise UsageError(_unknown_backbone(name, timm.list_models(pretrained=True)))
+    allowed = list(timm.models.get_arch_pretrained_cfgs(architecture))
+    if tag:
+        if name not in allowed:
+            raise UsageError(
+                f"{_unknown_backbone(name, allowed)} Tags of {architecture}: {', '.join(allowed) or '(none)'}."
+            )
+        return name, []
+    full_name = _with_tag(name)
+    if full_name == name:
+        return name, []
+    note = (
+        f"backbone '{name}' is a bare name and means '{full_name}' in timm {timm.__version__}, other weights in "
+        "other versions: write the full tag."
+    )
+    return full_name, [note]
+
+
+def _with_tag(name: str) -> str:
+    """Return the name with timm's default tag, if it has none and there is one."""
+    config = timm.models.get_pretrained_cfg(name)
+    return f"{timm.models.get_arch_name(name)}.{config.tag}" if config is not None and config.tag else name
+
+
+def _unknown_backbone(name: str, allowed: list[str]) -> str:
+    nearest = nearest_name(name, allowed)
+    hint = f" Did you mean '{nearest}'?" if nearest else ""
+    return f"unknown backbone '{name}'.{hint} `vbm-ptm list backbones` shows all."
+
+
+def _local_file(path: Path) -> _WeightsFile:
+    if path.suffix not in _SUFFIXES:
+        raise UsageError(f"backbone.checkpoint '{path}' must be one file that ends in {', '.join(_SUFFIXES)}.")
+    if not path.is_file():
+        raise UsageError(f"backbone.checkpoint '{path}' does not exist or is not a file.")
+    return _WeightsFile(path, str(path))
+
+
+def _own_file(name: str, config: PretrainedCfg) -> _WeightsFile:
+    """Find the weights that belong to a tag: inside a package, in the hub's cache, on the hub."""
+    if config.file:
+        path = Path(config.file)
+        is_embedded = path == EMBEDDED_FILE
+        return _WeightsFile(path, f"vbm_ptm/assets/{path.name}" if is_embedded else str(path))
+    if not config.hf_hub_id:
+        place = f"timm's source is {config.url}" if config.url else "timm knows no weights for it"
+        raise UsageError(f"backbone '{name}': {place}; give a file with `--set backbone.checkpoint=FILE`.")
+    repository = config.hf_hub_id
+    # Safe tensors first: they are what timm loads, and the other file is a pickle.
+    file_names = [config.hf_hub_filename] if config.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
+    for file_name in file_names:
+        try:
+            path = huggingface_hub.hf_hub_download(repository, file_name, local_files_only=True)
+        except LocalEntryNotFoundError:
+            continue
+        return _WeightsFile(Path(path), f"{repository}/{file_name}")
+    return _download(name, repository, file_names)
+
+
+def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile:
+    url = huggingface_hub.hf_hub_url(repository, file_names[0])
+    what_to_do = (
+        f"Fetch {url} (hub repository {repository}, file {file_names[0]}) and pass it with "
+        "`--set backbone.checkpoint=FILE`."
+    )
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        raise UsageError(
+            f"the weights of '{name}' are not on this machine, and HF_HUB_OFFLINE forbids the hub. {what_to_do}"
+        )
+    try:
+        # The hub's own client repeats a request that fails for most of a minute; this one asks once.
+        request = urllib.request.Request(url, method="HEAD")
+        urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_SECONDS).close()
+    except urllib.error.HTTPError:
+        pass  # the hub answers: let its client say what is wrong with the file
+    except OSError as error:
+        raise UsageError(
+            f"the weights of '{name}' are not on this machine, and the hub does not answer ({error}). {what_to_do}"
+        ) from error
+    for file_name in file_names:
+        logger.info("fetching %s/%s from the hub", repository, file_name)
+        try:
+            path = huggingface_hub.hf_hub_download(repository, file_name, etag_timeout=_HUB_TIMEOUT_SECONDS)
+        except EntryNotFoundError:
+            continue
+        except Exception as error:  # the client's errors have no common base
+            raise UsageError(f"the weights of '{name}' could not be fetched ({error}). {what_to_do}") from error
+        return _WeightsFile(Path(path), f"{repository}/{file_name}")
+    raise UsageError(f"the hub repository {repository} has none of {', '.join(file_names)}. {what_to_do}")
+
+
+def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
+    """Build the model at the image size of a file with named tensors, and fill it."""
+    state, facts = _read_state_dict(path)
+    state, prefix_facts = _strip_prefix(state)
+    head = sorted(key for key in state if _HEAD.match(key))
+    if head:
+        facts = [*facts, *prefix_facts, f"classifier head dropped: {', '.join(head)}"]
+        state = {key: tensor for key, tensor in state.items() if key not in head}
+    else:
+        facts = [*facts, *prefix_facts]
+    vit = _build(name, probe, num_positions=state["pos_embed"].shape[1] if "pos_embed" in state else None)
+    own = vit.state_dict()
+    problems = []
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing:
+        problems.append(f"missing in the file: {_some(missing)}")
+    if unexpected:
+        problems.append(f"unknown to the model: {_some(unexpected)}")
+    differing = [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
+        for key, tensor in own.items()
+        if key in state and state[key].shape != tensor.shape
+    ]
+    if differing:
+        problems.append(f"of another shape: {_some(differing)}")
+    if problems:
+        raise UsageError(
+            f"weights file '{path}' does not match '{name}'; nothing was loaded.",
+            *problems,
+            "Give the tag of the architecture that the file was made with, in timm's key names.",
+        )
+    vit.load_state_dict(state)
+    return vit, facts
+
+
+def _read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Read named tensors and say what they were wrapped in."""
+    facts: list[str] = []
+    if path.suffix == ".safetensors":
+        try:
+            return safetensors.torch.load_file(path), facts
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UsageError(f"weights file '{path}' is not a readable safetensors file: {error}.") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load reports broken files with errors of every kind
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise UsageError(
+            f"weights file '{path}' cannot be read as tensors only, the one safe way ({reason}). "
+            "Save its state dict as .safetensors."
+        ) from error
+    for _ in _WRAPPINGS:
+        for wrapping in _WRAPPINGS:
+            if isinstance(content, dict) and isinstance(content.get(wrapping), dict):
+                content = content[wrapping]
+                facts.append(f"unwrapped from '{wrapping}'")
+                break
+    if not isinstance(content, dict) or not content:
+        raise UsageError(f"weights file '{path}' holds {type(content).__name__}, not a state dict.")
+    others = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise UsageError(
+            f"weights file '{path}' holds no plain state dict: not tensors: {_some(others)}. "
+            f"Known wrappings: {', '.join(_WRAPPINGS)}."
+        )
+    return content, facts
+
+
+def _strip_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Take off what a wrapper (DDP, torch.compile, a training framework) put before every key."""
+    anchors = [key for key in state if key.endswith("patch_embed.proj.weight")]
+    prefix = anchors[0].removesuffix("patch_embed.proj.weight") if len(anchors) == 1 else ""
+    if not _PREFIXES.fullmatch(prefix):
+        return state, []
+    return {key.removeprefix(prefix): tensor for key, tensor in state.items()}, [f"prefix '{prefix}' stripped"]
+
+
+def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
+    """Build the model at the image size of a Google checkpoint, and let timm's own reader fill it."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            shapes = {key: arrays[key].shape for key in arrays.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"weights file '{path}' is not a readable .npz file: {error}.") from error
+    prefix = "opt/target/" if "opt/target/embedding/kernel" in shapes else ""
+    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
+    positions = "Transformer/posembed_input/pos_embedding"
+    if "embedding/kernel" not in shapes or positions not in shapes:
+        raise UsageError(
+            f"weights file '{path}' has not the layout of Google's ViT checkpoints ('embedding/kernel', '{positions}'); "
+            f"it holds {_some(sorted(shapes))}."
+        )
+    vit = _build(name, probe, num_positions=shapes[positions][1])
+    # timm's reader resamples patches and leaves out what the model has no place for, so both are checked here.
+    problems = []
+    patch_size = tuple(vit.patch_embed.patch_size)
+    if shapes["embedding/kernel"][:2] != patch_size:
+        problems.append(f"patch size {shapes['embedding/kernel'][:2]} instead of {patch_size}")
+    blocks = {int(match[1]) for key in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
+    if blocks != set(range(len(vit.blocks))):
+        problems.append(f"{len(blocks)} blocks instead of {len(vit.blocks)}")
+    known = re.compile(r"cls$|embedding/|Transformer/(posembed_input|encoder_norm|encoderblock_\d+)/|head/|pre_logits/")
+    unexpected = sorted(key for key in shapes if not known.match(key))
+    if unexpected:
+        problems.append(f"unknown to the model: {_some(unexpected)}")
+    if not problems:
+        try:
+            timm.models.load_checkpoint(vit, str(path))
+        except KeyError as error:
+            problems.append(f"missing in the file: {error.args[0]}")
+        except (RuntimeError, ValueError) as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError(f"weights file '{path}' does not match '{name}'; nothing was loaded.", *problems)
+    head = sorted(key for key in shapes if _HEAD.match(key))
+    return vit, [f"classifier head dropped: {', '.join(head)}"] if head else []
+
+
+def _build(name: str, probe: VisionTransformer, *, num_positions: int | None) -> VisionTransformer:
+    """Build the model, without a head, at the image size that a position embedding was made for."""
+    num_patches = probe.patch_embed.num_patches
+    if num_positions is not None:
+        num_patches = num_positions - (0 if probe.no_embed_class else 1)
+    side = round(max(num_patches, 1) ** 0.5)
+    return timm.create_model(name, num_classes=0, img_size=side * probe.patch_embed.patch_size[0])
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,269 @@
+"""A timm ViT that takes prompts: tokens in the sequence, or prefixes of keys and values.
+
+Shapes: N images, T tokens, P patches, D width, H heads, L prompt length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from timm.data import resolve_model_data_config
+from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vbm_ptm.errors import UsageError
+
+# What the forward pass below knows of a timm block. A part with another name would be left out in silence,
+# so a block that has one is refused.
+_BLOCK_PARTS = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
+_ATTENTION_PARTS = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images were prepared for the weights in use.
+
+    Attributes:
+        image_size: Height and width of the network's input in pixels.
+        mean: Mean of each channel, subtracted from values in [0, 1].
+        std: Standard deviation of each channel, divided by.
+        interpolation: Resampling filter, "bicubic" or "bilinear".
+        crop_fraction: Central part of the resized image that evaluation keeps.
+    """
+
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    crop_fraction: float
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """Which weights are in use, as a run records them.
+
+    Attributes:
+        requested: The name that was asked for.
+        name: The full timm tag that it resolved to.
+        file: The local path, the file on the hub, or the file inside this package.
+        sha256: Hash of the file's bytes.
+        notes: What was changed on loading, e.g. a head that was dropped.
+    """
+
+    requested: str
+    name: str
+    file: str
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+
+class PromptableViT(nn.Module):
+    """An unmodified timm ViT with a forward pass that takes prompts; its state-dict keys stay under ``vit.``.
+
+    Args:
+        vit: The model. It needs a class token as its only prefix token, a learned position embedding and
+            timm's plain blocks; anything else is refused. A classifier head is taken off.
+        preprocessing: How images must be prepared; by default what the model's timm configuration says.
+        weights: Where the weights come from; None for weights made by the caller.
+
+    Raises:
+        UsageError: The model has an attribute that the prompts are not defined for.
+    """
+
+    def __init__(
+        self,
+        vit: nn.Module,
+        *,
+        preprocessing: Preprocessing | None = None,
+        weights: WeightsRecord | None = None,
+    ) -> None:
+        super().__init__()
+        problems = unsupported_attributes(vit)
+        if problems:
+            raise UsageError(
+                *(f"this backbone cannot take prompts: {problem}" for problem in problems),
+                "`vbm-ptm list backbones` names the models that can.",
+            )
+        assert isinstance(vit, VisionTransformer)
+        if vit.num_classes != 0:
+            vit.reset_classifier(0)
+        self.vit = vit
+        self.preprocessing = preprocessing or _preprocessing_of(vit)
+        self.weights = weights
+        self.width: int = vit.embed_dim
+        self.depth: int = len(vit.blocks)
+        self.num_heads: int = vit.blocks[0].attn.num_heads
+        self.head_width: int = self.width // self.num_heads
+        self.num_patches: int = vit.patch_embed.num_patches
+
+    @property
+    def class_position(self) -> Tensor:
+        """Position vector of the class token (1,1,D): zeros where the model gives it none."""
+        if self.vit.no_embed_class:
+            return torch.zeros_like(self.vit.cls_token)
+        return self.vit.pos_embed[:, :1]
+
+    def encode(
+        self,
+        images: Tensor,
+        tokens: Tensor | None = None,
+        prefixes: Mapping[int, Tensor] | None = None,
+    ) -> Tensor:
+        """Return all tokens (N,T,D) after the final norm; token 0 is the class token.
+
+        Without tokens and prefixes this is timm's own ``forward_features``.
+
+        Args:
+            images: Images (N,3,height,width).
+            tokens: Prompt tokens (N or 1, L, D), put between the class token and the patches once the position
+                embedding is added: they carry no position. T is then 1 + L + P.
+            prefixes: Block index -> (N or 1, 2, L, D), keys at [:, 0] and values at [:, 1]. They are split
+                into heads and put before the block's keys and values after projection (and after the
+                norm of the keys, where the block has one); queries and T are unchanged.
+        """
+        prefixes = prefixes or {}
+        sequence = self._embed(images)
+        if tokens is not None:
+            _check_shape("tokens", tokens, (len(images), None, self.width))
+            tokens = tokens.to(sequence.dtype).expand(len(images), -1, -1)
+            sequence = torch.cat([sequence[:, :1], tokens, sequence[:, 1:]], dim=1)
+        unknown_blocks = sorted(set(prefixes) - set(range(self.depth)))
+        if unknown_blocks:
+            raise ValueError(f"prefixes for blocks {unknown_blocks}, but the blocks are 0 to {self.depth - 1}")
+        sequence = self.vit.norm_pre(sequence)
+        for index, block in enumerate(self.vit.blocks):
+            if index in prefixes:
+                prefix = prefixes[index]
+                _check_shape(f"prefixes[{index}]", prefix, (len(images), 2, None, self.width))
+                sequence = _prefixed_block(block, sequence, prefix)
+            else:
+                sequence = block(sequence)
+        return self.vit.norm(sequence)
+
+    def query(self, images: Tensor) -> Tensor:
+        """Return the class token (N,D) of the model without prompts.
+
+        It is computed without gradient and in eval mode whatever the mode outside, so that dropout and
+        drop path never make it random.
+        """
+        training = [module for module in self.vit.modules() if module.training]
+        self.vit.eval()
+        try:
+            with torch.no_grad():
+                return self.encode(images)[:, 0]
+        finally:
+            for module in training:
+                module.training = True
+
+    def _embed(self, images: Tensor) -> Tensor:
+        """Return class token and patches with their positions (N,1+P,D)."""
+        vit = self.vit
+        patches = vit.patch_embed(images)
+        positions = vit.pos_embed
+        if vit.dynamic_img_size:  # such models leave the patches on their grid (N,rows,columns,D)
+            grid = patches.shape[1:3]
+            if tuple(grid) != tuple(vit.patch_embed.grid_size):
+                positions = resample_abs_pos_embed(
+                    positions,
+                    new_size=list(grid),
+                    old_size=list(vit.patch_embed.grid_size),
+                    num_prefix_tokens=0 if vit.no_embed_class else 1,
+                )
+            patches = patches.flatten(1, 2)
+        class_token = vit.cls_token.expand(len(images), -1, -1)
+        if vit.no_embed_class:
+            sequence = torch.cat([class_token, patches + positions], dim=1)
+        else:
+            sequence = torch.cat([class_token, patches], dim=1) + positions
+        return vit.pos_drop(sequence)
+
+
+def unsupported_attributes(vit: nn.Module) -> list[str]:
+    """Return what keeps a model from taking prompts, one readable line each, the attribute named.
+
+    It looks at the configuration only, so a model on the meta device will do.
+    """
+    # A subclass may embed, attend or pool in its own way, so the classes are compared exactly.
+    if type(vit) is not VisionTransformer:
+        return [f"its class is {type(vit).__name__}; needed: timm's VisionTransformer."]
+    problems = []
+    if vit.cls_token is None or vit.num_prefix_tokens != 1:
+        problems.append(
+            f"num_prefix_tokens={vit.num_prefix_tokens} (class token: {'no' if vit.cls_token is None else 'yes'}, "
+            f"register tokens: {vit.num_reg_tokens}); needed: the class token and no other."
+        )
+    if vit.global_pool != "token":
+        problems.append(f"global_pool='{vit.global_pool}'; needed: 'token', the class token as the feature.")
+    if not isinstance(vit.fc_norm, nn.Identity):
+        problems.append("fc_norm is in use; needed: the final norm before pooling.")
+    if vit.pos_embed is None:
+        problems.append("pos_embed=None; needed: a learned position embedding.")
+    if not isinstance(vit.patch_drop, nn.Identity):
+        problems.append("patch_drop is in use (patch_drop_rate > 0); needed: all patches.")
+    if type(vit.patch_embed) is not PatchEmbed:
+        problems.append(f"patch_embed is {type(vit.patch_embed).__name__}; needed: timm's PatchEmbed.")
+    elif vit.patch_embed.img_size is None or len(set(vit.patch_embed.img_size)) != 1:
+        problems.append(f"patch_embed.img_size={vit.patch_embed.img_size}; needed: a square image size.")
+    for index, block in enumerate(vit.blocks):
+        if type(block) is not Block:
+            problems.append(f"blocks[{index}] is {type(block).__name__}; needed: timm's Block.")
+        elif type(block.attn) is not Attention:
+            problems.append(f"blocks[{index}].attn is {type(block.attn).__name__}; needed: timm's Attention.")
+        else:
+            parts = [name for name, _ in block.named_children() if name not in _BLOCK_PARTS]
+            parts += [f"attn.{name}" for name, _ in block.attn.named_children() if name not in _ATTENTION_PARTS]
+            if parts:
+                problems.append(f"blocks[{index}] has {', '.join(parts)}, unknown here; needed: plain blocks.")
+        if problems:
+            break  # blocks are alike: one line is enough
+    return problems
+
+
+def _preprocessing_of(vit: VisionTransformer) -> Preprocessing:
+    config = resolve_model_data_config(vit)
+    return Preprocessing(
+        image_size=vit.patch_embed.img_size[0],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        crop_fraction=float(config["crop_pct"]),
+    )
+
+
+def _prefixed_block(block: Block, sequence: Tensor, prefix: Tensor) -> Tensor:
+    """Run a timm block whose attention also sees the prefix (N or 1, 2, L, D)."""
+    attended = _prefixed_attention(block.attn, block.norm1(sequence), prefix)
+    sequence = sequence + block.drop_path1(block.ls1(attended))
+    return sequence + block.drop_path2(block.ls2(block.mlp(block.norm2(sequence))))
+
+
+def _prefixed_attention(attention: Attention, sequence: Tensor, prefix: Tensor) -> Tensor:
+    num_images, num_tokens, width = sequence.shape
+    head_shape = (attention.num_heads, width // attention.num_heads)
+    projected = attention.qkv(sequence).reshape(num_images, num_tokens, 3, *head_shape)
+    query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each (N,H,T,D/H)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+
+    prefix = prefix.expand(num_images, -1, -1, -1).unflatten(-1, head_shape).transpose(2, 3)  # (N,2,H,L,D/H)
+    key = torch.cat([prefix[:, 0].to(key.dtype), key], dim=2)
+    value = torch.cat([prefix[:, 1].to(value.dtype), value], dim=2)
+    dropout = attention.attn_drop.p if attention.training else 0.0
+    attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+
+    attended = attended.transpose(1, 2).reshape(num_images, num_tokens, width)
+    return attention.proj_drop(attention.proj(attention.norm(attended)))
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise unless a tensor (N or 1, ...) has this shape; None allows any length."""
+    is_right = tensor.ndim == len(shape) and tensor.shape[0] in (1, shape[0])
+    if is_right:
+        wanted = zip(tensor.shape[1:], shape[1:], strict=True)
+        is_right = all(length is None or given == length for given, length in wanted)
+    if not is_right:
+        needed = ", ".join(["N or 1", *("L" if length is None else str(length) for length in shape[1:])])
+        raise ValueError(f"{name} {tuple(tensor.shape)} must be ({needed}) with N={shape[0]}")
