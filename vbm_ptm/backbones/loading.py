@@ -8,6 +8,7 @@ import re
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,12 @@ _PREFIXES = re.compile(r"(?:(?:module|model|backbone|_orig_mod|encoder|vit|netwo
 _HEAD = re.compile(r"(?:head|pre_logits)[./]")
 _HUB_TIMEOUT_SECONDS = 5
 
+# Names in Google's checkpoints.
+_GOOGLE_PATCHES = "embedding/kernel"
+_GOOGLE_POSITIONS = "Transformer/posembed_input/pos_embedding"
+_GOOGLE_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
+_GOOGLE_OUTSIDE = re.compile(r"cls$|embedding/|Transformer/(posembed_input|encoder_norm)/")
+
 
 class BackboneConfig(Settings):
     """Which pre-trained ViT to use.
@@ -60,7 +67,9 @@ class _WeightsFile:
     recorded: str
 
 
-def load_vit(name: str, checkpoint: Path | str | None = None, *, image_size: int | None = None) -> PromptableViT:
+def load_vit(
+    name: str, checkpoint: Path | str | None = None, *, image_size: int | None = None
+) -> PromptableViT:
     """Build a ViT with pre-trained weights, every one of them matched, and without their classifier head.
 
     Args:
@@ -77,14 +86,7 @@ def load_vit(name: str, checkpoint: Path | str | None = None, *, image_size: int
     for note in notes:
         logger.warning("%s", note)
     config = timm.models.get_pretrained_cfg(resolved) or PretrainedCfg()
-    with torch.device("meta"):
-        probe = timm.create_model(resolved, num_classes=0)
-    problems = unsupported_attributes(probe)
-    if problems:
-        raise UsageError(
-            *(f"backbone '{name}' cannot take prompts: {problem}" for problem in problems),
-            "`vbm-ptm list backbones` names the models that can.",
-        )
+    probe = _probe(name, resolved)
     patch_size: int = probe.patch_embed.patch_size[0]
     if image_size is not None and (image_size <= 0 or image_size % patch_size):
         below = max(image_size // patch_size, 1) * patch_size
@@ -99,9 +101,11 @@ def load_vit(name: str, checkpoint: Path | str | None = None, *, image_size: int
     else:
         vit, facts = _load_state_dict(file.path, resolved, probe)
     weights_size: int = vit.patch_embed.img_size[0]
+    if weights_size != probe.patch_embed.img_size[0]:
+        facts.append(f"made for {weights_size} px ('{resolved}': {probe.patch_embed.img_size[0]} px)")
     if image_size is not None and image_size != weights_size:
         vit.set_input_size(img_size=(image_size, image_size))
-        facts.append(f"position embedding resampled: the weights are for {weights_size} px, the input has {image_size}")
+        facts.append(f"position embedding resampled from {weights_size} px to {image_size} px")
     for fact in facts:
         logger.info("%s: %s", file.recorded, fact)
     record = WeightsRecord(
@@ -131,6 +135,20 @@ def list_backbones() -> list[str]:
     return [EMBEDDED_NAME, *(tag for tag in tags if accepted[timm.models.get_arch_name(tag)])]
 
 
+def _probe(name: str, resolved: str) -> VisionTransformer:
+    """Build a model without memory for its weights, to see early whether it can be used."""
+    with torch.device("meta"):
+        probe = timm.create_model(resolved, num_classes=0)
+    problems = unsupported_attributes(probe)
+    if problems:
+        raise UsageError(
+            *(f"backbone '{name}' cannot take prompts: {problem}" for problem in problems),
+            "`vbm-ptm list backbones` names the models that can.",
+        )
+    assert isinstance(probe, VisionTransformer)
+    return probe
+
+
 def _resolve_name(name: str) -> tuple[str, list[str]]:
     """Return the full tag and, if the name was not one, a note that says so."""
     deprecated = timm.models.get_deprecated_models()
@@ -139,23 +157,22 @@ def _resolve_name(name: str) -> tuple[str, list[str]]:
         if current is None:
             raise UsageError(f"backbone '{name}' was removed from timm without a replacement.")
         full_name = _with_tag(current)
-        return full_name, [f"backbone '{name}' is a deprecated name and means '{full_name}' now: write that."]
+        return full_name, [f"backbone '{name}' is a deprecated name for '{full_name}': write that."]
     architecture, tag = timm.models.split_model_name_tag(name)
     if not timm.models.is_model(architecture):
-        raise UsageError(_unknown_backbone(name, timm.list_models(pretrained=True)))
+        raise UsageError(_unknown_backbone(name, timm.list_models(include_tags=bool(tag))))
     allowed = list(timm.models.get_arch_pretrained_cfgs(architecture))
     if tag:
         if name not in allowed:
-            raise UsageError(
-                f"{_unknown_backbone(name, allowed)} Tags of {architecture}: {', '.join(allowed) or '(none)'}."
-            )
+            known = ", ".join(allowed) or "(none)"
+            raise UsageError(f"{_unknown_backbone(name, allowed)} Tags of {architecture}: {known}.")
         return name, []
     full_name = _with_tag(name)
     if full_name == name:
         return name, []
     note = (
-        f"backbone '{name}' is a bare name and means '{full_name}' in timm {timm.__version__}, other weights in "
-        "other versions: write the full tag."
+        f"backbone '{name}' is a bare name: timm {timm.__version__} takes it for '{full_name}', another "
+        "version may take other weights. Write the full tag."
     )
     return full_name, [note]
 
@@ -174,7 +191,7 @@ def _unknown_backbone(name: str, allowed: list[str]) -> str:
 
 def _local_file(path: Path) -> _WeightsFile:
     if path.suffix not in _SUFFIXES:
-        raise UsageError(f"backbone.checkpoint '{path}' must be one file that ends in {', '.join(_SUFFIXES)}.")
+        raise UsageError(f"backbone.checkpoint '{path}' must be a file ending in {', '.join(_SUFFIXES)}.")
     if not path.is_file():
         raise UsageError(f"backbone.checkpoint '{path}' does not exist or is not a file.")
     return _WeightsFile(path, str(path))
@@ -190,27 +207,28 @@ def _own_file(name: str, config: PretrainedCfg) -> _WeightsFile:
         place = f"timm's source is {config.url}" if config.url else "timm knows no weights for it"
         raise UsageError(f"backbone '{name}': {place}; give a file with `--set backbone.checkpoint=FILE`.")
     repository = config.hf_hub_id
-    # Safe tensors first: they are what timm loads, and the other file is a pickle.
-    file_names = [config.hf_hub_filename] if config.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
+    # Safetensors first, as timm does: the other file is a pickle.
+    file_names = ["model.safetensors", "pytorch_model.bin"]
+    if config.hf_hub_filename:
+        file_names = [config.hf_hub_filename]
     for file_name in file_names:
         try:
-            path = huggingface_hub.hf_hub_download(repository, file_name, local_files_only=True)
+            cached = huggingface_hub.hf_hub_download(repository, file_name, local_files_only=True)
         except LocalEntryNotFoundError:
             continue
-        return _WeightsFile(Path(path), f"{repository}/{file_name}")
+        return _WeightsFile(Path(cached), f"{repository}/{file_name}")
     return _download(name, repository, file_names)
 
 
 def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile:
     url = huggingface_hub.hf_hub_url(repository, file_names[0])
+    absent = f"the weights of '{name}' are not on this machine"
     what_to_do = (
         f"Fetch {url} (hub repository {repository}, file {file_names[0]}) and pass it with "
         "`--set backbone.checkpoint=FILE`."
     )
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        raise UsageError(
-            f"the weights of '{name}' are not on this machine, and HF_HUB_OFFLINE forbids the hub. {what_to_do}"
-        )
+        raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids to ask the hub. {what_to_do}")
     try:
         # The hub's own client repeats a request that fails for most of a minute; this one asks once.
         request = urllib.request.Request(url, method="HEAD")
@@ -218,9 +236,7 @@ def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile
     except urllib.error.HTTPError:
         pass  # the hub answers: let its client say what is wrong with the file
     except OSError as error:
-        raise UsageError(
-            f"the weights of '{name}' are not on this machine, and the hub does not answer ({error}). {what_to_do}"
-        ) from error
+        raise UsageError(f"{absent}, and the hub does not answer ({error}). {what_to_do}") from error
     for file_name in file_names:
         logger.info("fetching %s/%s from the hub", repository, file_name)
         try:
@@ -228,7 +244,7 @@ def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile
         except EntryNotFoundError:
             continue
         except Exception as error:  # the client's errors have no common base
-            raise UsageError(f"the weights of '{name}' could not be fetched ({error}). {what_to_do}") from error
+            raise UsageError(f"{absent} and could not be fetched ({error}). {what_to_do}") from error
         return _WeightsFile(Path(path), f"{repository}/{file_name}")
     raise UsageError(f"the hub repository {repository} has none of {', '.join(file_names)}. {what_to_do}")
 
@@ -243,7 +259,9 @@ def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[V
         state = {key: tensor for key, tensor in state.items() if key not in head}
     else:
         facts = [*facts, *prefix_facts]
-    vit = _build(name, probe, num_positions=state["pos_embed"].shape[1] if "pos_embed" in state else None)
+    positions = state.get("pos_embed")
+    num_positions = positions.shape[1] if positions is not None and positions.ndim == 3 else None
+    vit = _build(name, probe, num_positions=num_positions)
     own = vit.state_dict()
     problems = []
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -292,7 +310,11 @@ def _read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
                 break
     if not isinstance(content, dict) or not content:
         raise UsageError(f"weights file '{path}' holds {type(content).__name__}, not a state dict.")
-    others = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
+    others = [
+        str(key)
+        for key, value in content.items()
+        if not isinstance(key, str) or not isinstance(value, Tensor)
+    ]
     if others:
         raise UsageError(
             f"weights file '{path}' holds no plain state dict: not tensors: {_some(others)}. "
@@ -307,35 +329,27 @@ def _strip_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str
     prefix = anchors[0].removesuffix("patch_embed.proj.weight") if len(anchors) == 1 else ""
     if not _PREFIXES.fullmatch(prefix):
         return state, []
-    return {key.removeprefix(prefix): tensor for key, tensor in state.items()}, [f"prefix '{prefix}' stripped"]
+    stripped = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
+    return stripped, [f"prefix '{prefix}' stripped from the keys"]
 
 
 def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
     """Build the model at the image size of a Google checkpoint, and let timm's own reader fill it."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            shapes = {key: arrays[key].shape for key in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"weights file '{path}' is not a readable .npz file: {error}.") from error
-    prefix = "opt/target/" if "opt/target/embedding/kernel" in shapes else ""
-    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
-    positions = "Transformer/posembed_input/pos_embedding"
-    if "embedding/kernel" not in shapes or positions not in shapes:
-        raise UsageError(
-            f"weights file '{path}' has not the layout of Google's ViT checkpoints ('embedding/kernel', '{positions}'); "
-            f"it holds {_some(sorted(shapes))}."
-        )
-    vit = _build(name, probe, num_positions=shapes[positions][1])
-    # timm's reader resamples patches and leaves out what the model has no place for, so both are checked here.
+    shapes = _read_google_shapes(path)
+    vit = _build(name, probe, num_positions=shapes[_GOOGLE_POSITIONS][1])
+    # timm's reader resamples patches and skips what the model has no place for: both are checked here.
     problems = []
-    patch_size = tuple(vit.patch_embed.patch_size)
-    if shapes["embedding/kernel"][:2] != patch_size:
-        problems.append(f"patch size {shapes['embedding/kernel'][:2]} instead of {patch_size}")
-    blocks = {int(match[1]) for key in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
+    patch_size = tuple(probe.patch_embed.patch_size)
+    if shapes[_GOOGLE_PATCHES][:2] != patch_size:
+        problems.append(f"patch size {shapes[_GOOGLE_PATCHES][:2]} instead of {patch_size}")
+    blocks = {int(match[1]) for key in shapes if (match := _GOOGLE_BLOCK.match(key))}
     if blocks != set(range(len(vit.blocks))):
         problems.append(f"{len(blocks)} blocks instead of {len(vit.blocks)}")
-    known = re.compile(r"cls$|embedding/|Transformer/(posembed_input|encoder_norm|encoderblock_\d+)/|head/|pre_logits/")
-    unexpected = sorted(key for key in shapes if not known.match(key))
+    unexpected = sorted(
+        key
+        for key in shapes
+        if not any(place.match(key) for place in (_GOOGLE_BLOCK, _GOOGLE_OUTSIDE, _HEAD))
+    )
     if unexpected:
         problems.append(f"unknown to the model: {_some(unexpected)}")
     if not problems:
@@ -351,13 +365,32 @@ def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[Visio
     return vit, [f"classifier head dropped: {', '.join(head)}"] if head else []
 
 
+def _read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every array of a Google checkpoint, named without the optimizer's prefix."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            shapes = {key: arrays[key].shape for key in arrays.files}
+    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"weights file '{path}' is not a readable .npz file: {error}.") from error
+    prefix = "opt/target/" if f"opt/target/{_GOOGLE_PATCHES}" in shapes else ""
+    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
+    if len(shapes.get(_GOOGLE_PATCHES, ())) != 4 or len(shapes.get(_GOOGLE_POSITIONS, ())) != 3:
+        raise UsageError(
+            f"weights file '{path}' has not the layout of Google's ViT checkpoints: it needs "
+            f"'{_GOOGLE_PATCHES}' and '{_GOOGLE_POSITIONS}', and holds {_some(sorted(shapes))}."
+        )
+    return shapes
+
+
 def _build(name: str, probe: VisionTransformer, *, num_positions: int | None) -> VisionTransformer:
     """Build the model, without a head, at the image size that a position embedding was made for."""
     num_patches = probe.patch_embed.num_patches
     if num_positions is not None:
         num_patches = num_positions - (0 if probe.no_embed_class else 1)
     side = round(max(num_patches, 1) ** 0.5)
-    return timm.create_model(name, num_classes=0, img_size=side * probe.patch_embed.patch_size[0])
+    vit = timm.create_model(name, num_classes=0, img_size=side * probe.patch_embed.patch_size[0])
+    assert isinstance(vit, VisionTransformer)
+    return vit
 
 
 def _some(names: list[str]) -> str:

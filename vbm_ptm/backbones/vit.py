@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from timm.data import resolve_model_data_config
-from timm.layers import PatchEmbed, resample_abs_pos_embed
-from timm.models.vision_transformer import Attention, Block, VisionTransformer
+from timm.layers.attention import Attention
+from timm.layers.patch_embed import PatchEmbed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import PretrainedCfg
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,13 +99,16 @@ class PromptableViT(nn.Module):
         self.weights = weights
         self.width: int = vit.embed_dim
         self.depth: int = len(vit.blocks)
-        self.num_heads: int = vit.blocks[0].attn.num_heads
+        first_block: Any = vit.blocks[0]
+        self.num_heads: int = first_block.attn.num_heads
         self.head_width: int = self.width // self.num_heads
         self.num_patches: int = vit.patch_embed.num_patches
 
     @property
     def class_position(self) -> Tensor:
         """Position vector of the class token (1,1,D): zeros where the model gives it none."""
+        assert self.vit.cls_token is not None
+        assert self.vit.pos_embed is not None
         if self.vit.no_embed_class:
             return torch.zeros_like(self.vit.cls_token)
         return self.vit.pos_embed[:, :1]
@@ -119,8 +125,8 @@ class PromptableViT(nn.Module):
 
         Args:
             images: Images (N,3,height,width).
-            tokens: Prompt tokens (N or 1, L, D), put between the class token and the patches once the position
-                embedding is added: they carry no position. T is then 1 + L + P.
+            tokens: Prompt tokens (N or 1, L, D), put between the class token and the patches once the
+                position embedding is added: they carry no position. T is then 1 + L + P.
             prefixes: Block index -> (N or 1, 2, L, D), keys at [:, 0] and values at [:, 1]. They are split
                 into heads and put before the block's keys and values after projection (and after the
                 norm of the keys, where the block has one); queries and T are unchanged.
@@ -131,9 +137,9 @@ class PromptableViT(nn.Module):
             _check_shape("tokens", tokens, (len(images), None, self.width))
             tokens = tokens.to(sequence.dtype).expand(len(images), -1, -1)
             sequence = torch.cat([sequence[:, :1], tokens, sequence[:, 1:]], dim=1)
-        unknown_blocks = sorted(set(prefixes) - set(range(self.depth)))
-        if unknown_blocks:
-            raise ValueError(f"prefixes for blocks {unknown_blocks}, but the blocks are 0 to {self.depth - 1}")
+        unknown = sorted(set(prefixes) - set(range(self.depth)))
+        if unknown:
+            raise ValueError(f"prefixes for blocks {unknown}, but the blocks are 0 to {self.depth - 1}")
         sequence = self.vit.norm_pre(sequence)
         for index, block in enumerate(self.vit.blocks):
             if index in prefixes:
@@ -142,7 +148,8 @@ class PromptableViT(nn.Module):
                 sequence = _prefixed_block(block, sequence, prefix)
             else:
                 sequence = block(sequence)
-        return self.vit.norm(sequence)
+        encoded: Tensor = self.vit.norm(sequence)
+        return encoded
 
     def query(self, images: Tensor) -> Tensor:
         """Return the class token (N,D) of the model without prompts.
@@ -162,8 +169,10 @@ class PromptableViT(nn.Module):
     def _embed(self, images: Tensor) -> Tensor:
         """Return class token and patches with their positions (N,1+P,D)."""
         vit = self.vit
-        patches = vit.patch_embed(images)
-        positions = vit.pos_embed
+        assert vit.cls_token is not None
+        assert vit.pos_embed is not None
+        patches: Tensor = vit.patch_embed(images)
+        positions: Tensor = vit.pos_embed
         if vit.dynamic_img_size:  # such models leave the patches on their grid (N,rows,columns,D)
             grid = patches.shape[1:3]
             if tuple(grid) != tuple(vit.patch_embed.grid_size):
@@ -179,7 +188,8 @@ class PromptableViT(nn.Module):
             sequence = torch.cat([class_token, patches + positions], dim=1)
         else:
             sequence = torch.cat([class_token, patches], dim=1) + positions
-        return vit.pos_drop(sequence)
+        embedded: Tensor = vit.pos_drop(sequence)
+        return embedded
 
 
 def unsupported_attributes(vit: nn.Module) -> list[str]:
@@ -192,9 +202,10 @@ def unsupported_attributes(vit: nn.Module) -> list[str]:
         return [f"its class is {type(vit).__name__}; needed: timm's VisionTransformer."]
     problems = []
     if vit.cls_token is None or vit.num_prefix_tokens != 1:
+        class_token = "no" if vit.cls_token is None else "a"
         problems.append(
-            f"num_prefix_tokens={vit.num_prefix_tokens} (class token: {'no' if vit.cls_token is None else 'yes'}, "
-            f"register tokens: {vit.num_reg_tokens}); needed: the class token and no other."
+            f"num_prefix_tokens={vit.num_prefix_tokens} ({class_token} class token, {vit.num_reg_tokens} "
+            "register tokens); needed: the class token and no other."
         )
     if vit.global_pool != "token":
         problems.append(f"global_pool='{vit.global_pool}'; needed: 'token', the class token as the feature.")
@@ -215,16 +226,18 @@ def unsupported_attributes(vit: nn.Module) -> list[str]:
             problems.append(f"blocks[{index}].attn is {type(block.attn).__name__}; needed: timm's Attention.")
         else:
             parts = [name for name, _ in block.named_children() if name not in _BLOCK_PARTS]
-            parts += [f"attn.{name}" for name, _ in block.attn.named_children() if name not in _ATTENTION_PARTS]
+            attention_parts = [name for name, _ in block.attn.named_children()]
+            parts += [f"attn.{name}" for name in attention_parts if name not in _ATTENTION_PARTS]
             if parts:
-                problems.append(f"blocks[{index}] has {', '.join(parts)}, unknown here; needed: plain blocks.")
+                problems.append(f"blocks[{index}] has {', '.join(parts)}; needed: plain blocks.")
         if problems:
             break  # blocks are alike: one line is enough
     return problems
 
 
 def _preprocessing_of(vit: VisionTransformer) -> Preprocessing:
-    config = resolve_model_data_config(vit)
+    # A model that timm's factory did not build has no configuration; timm's defaults stand in for it.
+    config = PretrainedCfg().to_dict() | (getattr(vit, "pretrained_cfg", None) or {})
     return Preprocessing(
         image_size=vit.patch_embed.img_size[0],
         mean=tuple(config["mean"]),
@@ -234,14 +247,15 @@ def _preprocessing_of(vit: VisionTransformer) -> Preprocessing:
     )
 
 
-def _prefixed_block(block: Block, sequence: Tensor, prefix: Tensor) -> Tensor:
+def _prefixed_block(block: Any, sequence: Tensor, prefix: Tensor) -> Tensor:
     """Run a timm block whose attention also sees the prefix (N or 1, 2, L, D)."""
     attended = _prefixed_attention(block.attn, block.norm1(sequence), prefix)
     sequence = sequence + block.drop_path1(block.ls1(attended))
-    return sequence + block.drop_path2(block.ls2(block.mlp(block.norm2(sequence))))
+    output: Tensor = sequence + block.drop_path2(block.ls2(block.mlp(block.norm2(sequence))))
+    return output
 
 
-def _prefixed_attention(attention: Attention, sequence: Tensor, prefix: Tensor) -> Tensor:
+def _prefixed_attention(attention: Any, sequence: Tensor, prefix: Tensor) -> Tensor:
     num_images, num_tokens, width = sequence.shape
     head_shape = (attention.num_heads, width // attention.num_heads)
     projected = attention.qkv(sequence).reshape(num_images, num_tokens, 3, *head_shape)
@@ -255,7 +269,8 @@ def _prefixed_attention(attention: Attention, sequence: Tensor, prefix: Tensor) 
     attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
 
     attended = attended.transpose(1, 2).reshape(num_images, num_tokens, width)
-    return attention.proj_drop(attention.proj(attention.norm(attended)))
+    output: Tensor = attention.proj_drop(attention.proj(attention.norm(attended)))
+    return output
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
