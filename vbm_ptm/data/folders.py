@@ -1,0 +1,285 @@
+"""Reading a folder of images: every folder name is a legal class name, nothing is guessed silently."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vbm_ptm.data.images import IMAGE_SUFFIXES
+from vbm_ptm.errors import UsageError, unknown_name
+
+Layout = Literal["auto", "split", "flat"]
+
+TEST_SPLIT_NAMES = ("test", "val", "valid", "validation")
+_SPLIT_LIKE = frozenset({"train", "training", "testing", *TEST_SPLIT_NAMES})
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
+
+
+@dataclass(frozen=True)
+class FolderSplit:
+    """The images of one split.
+
+    Attributes:
+        folder: The split's folder below the root, or "" where the classes stand directly below it.
+        files: Paths relative to the root with "/", sorted by class, then by path; length N.
+        classes: Class name of every file; length N.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """What was found below one folder.
+
+    Attributes:
+        layout: "split" (``train/<class>/``, ``test/<class>/``) or "flat" (``<class>/``).
+        train: All images of a flat folder, or those below the training folder.
+        test: The images below the test folder, if there is one.
+        empty_class_folders: Class folders without any image; they are no classes.
+        ignored_files: Files that are no images, and images outside every class folder.
+        unused_folders: Top-level folders that belong to no split.
+    """
+
+    layout: Literal["split", "flat"]
+    train: FolderSplit
+    test: FolderSplit | None
+    empty_class_folders: tuple[str, ...]
+    ignored_files: tuple[str, ...]
+    unused_folders: tuple[str, ...]
+
+
+def expected_tree(root: str | Path) -> str:
+    """Word the folder trees that can be read."""
+    return (
+        f"Expected {root}/train/<class>/*.jpg with {root}/test/<class>/*.jpg, "
+        f"or {root}/<class>/*.jpg (a part is then held out for testing)."
+    )
+
+
+def read_image_folder(
+    root: Path, *, layout: Layout = "auto", train_split: str = "train", test_split: str = "test"
+) -> ImageFolder:
+    """List the images of a folder by split and class; no image is opened.
+
+    Images in sub-folders of a class folder belong to the class; hidden files are passed over.
+
+    Args:
+        root: The folder.
+        layout: "auto" decides by what stands in the training folder and refuses what reads two ways.
+        train_split: Name of the training folder.
+        test_split: Name of the test folder; for "test", also val, valid and validation are looked for.
+
+    Raises:
+        UsageError: There are no images, or the folder does not fit the layout, or fits both.
+    """
+    tree = _walk(root)
+    if not tree.images:
+        raise UsageError(
+            f"no images below '{root}' ({_count(tree.folders, 'folder')}, {_count(tree.other_files, 'file')} "
+            f"of other kinds). {expected_tree(root)}"
+        )
+    if layout == "auto":
+        layout = _detect_layout(root, tree, train_split, test_split)
+    if layout == "flat":
+        return _arrange(tree, layout, train="", test=None, unused=())
+    if tree.nested[train_split] == 0:
+        raise UsageError(
+            f"'{root}' has no class folders with images in '{train_split}/', which dataset.layout=split "
+            f"needs. There are: {', '.join(tree.top_folders) or 'no folders'}. {expected_tree(root)}"
+        )
+    test = _test_folder(root, tree, test_split)
+    if test is not None:
+        if tree.nested[test] == 0:
+            raise UsageError(
+                f"'{root}/{test}' holds images but no class folders: test images need a class. "
+                f"{expected_tree(root)}"
+            )
+        _refuse_shared_folders(root, tree, train_split, test)
+    unused = tuple(name for name in tree.top_folders if name not in (train_split, test))
+    return _arrange(tree, "split", train=train_split, test=test, unused=unused)
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Everything below a root as relative paths with "/".
+
+    Attributes:
+        direct: Top-level folder -> number of images directly inside.
+        nested: Top-level folder -> number of images in its sub-folders.
+    """
+
+    images: list[str]
+    other_files: list[str]
+    folders: list[str]
+    top_folders: list[str]
+    direct: Counter[str]
+    nested: Counter[str]
+
+
+def _walk(root: Path) -> _Tree:
+    images: list[str] = []
+    other_files: list[str] = []
+    folders: list[str] = []
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(root),))]
+    while pending:
+        folder, entered = pending.pop()
+        try:
+            entries = list(os.scandir(root / folder))
+        except OSError as error:
+            raise UsageError(f"cannot read the folder '{root / folder}': {error.strerror}.") from error
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FILES:
+                continue
+            path = folder + entry.name
+            if entry.is_dir():
+                if entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    if any(f"{real}{os.sep}".startswith(f"{target}{os.sep}") for real in entered):
+                        continue  # a link back to a folder we are in
+                    folders.append(path)
+                    pending.append((path + "/", (*entered, target)))
+                else:
+                    folders.append(path)
+                    pending.append((path + "/", entered))
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+                images.append(path)
+            else:
+                other_files.append(path)
+    _refuse_undecodable_names(root, images + folders)
+    direct: Counter[str] = Counter()
+    nested: Counter[str] = Counter()
+    for path in images:
+        top, _, rest = path.partition("/")
+        if rest:
+            (nested if "/" in rest else direct)[top] += 1
+    top_folders = sorted(folder for folder in folders if "/" not in folder)
+    return _Tree(images, other_files, folders, top_folders, direct, nested)
+
+
+def _refuse_undecodable_names(root: Path, names: list[str]) -> None:
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        bad = sorted(ascii(name) for name in names if not _is_text(name))
+        raise UsageError(
+            f"file names below '{root}' that are not UTF-8: {_some(bad)}. Rename them."
+        ) from None
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -> Literal["split", "flat"]:
+    advice = "Set dataset.layout=split or dataset.layout=flat."
+    if tree.nested[train_split] and tree.direct[train_split]:
+        raise UsageError(
+            f"'{root}' reads two ways: '{train_split}/' holds images directly, as a class would, and folders "
+            f"of images, as a split would. {advice}"
+        )
+    if not tree.nested[train_split]:
+        for name in tree.top_folders:
+            is_split_like = name.lower() in _SPLIT_LIKE or name == test_split
+            if is_split_like and tree.nested[name] and not tree.direct[name]:
+                raise UsageError(
+                    f"'{root}' reads two ways: '{name}/' holds only folders of images, as a split would, but "
+                    f"'{train_split}/' does not. Set dataset.train_split to the training folder's name, or "
+                    f"dataset.layout=flat if '{name}' is a class."
+                )
+        return "flat"
+    test = _test_folder(root, tree, test_split)
+    strays = [
+        name
+        for name in tree.top_folders
+        if (tree.direct[name] or tree.nested[name])
+        and name != train_split
+        and (tree.direct[name] or not (name == test or name.lower() in _SPLIT_LIKE))
+    ]
+    if strays:
+        raise UsageError(
+            f"'{root}' reads two ways: '{train_split}/' holds class folders, as a split would, but beside it "
+            f"stand other folders with images: {_some(strays)}. {advice}"
+        )
+    return "split"
+
+
+def _test_folder(root: Path, tree: _Tree, test_split: str) -> str | None:
+    """Return the folder that holds the test split, or None where a hold-out must do."""
+    if test_split != "test" and test_split not in tree.top_folders:
+        raise UsageError(f"in '{root}': {unknown_name('dataset.test_split', test_split, tree.top_folders)}")
+    for name in (test_split,) if test_split != "test" else TEST_SPLIT_NAMES:
+        if name in tree.top_folders:
+            if tree.direct[name] or tree.nested[name]:
+                return name
+            raise UsageError(
+                f"'{root}/{name}' holds no images. Fill it, or delete it: a part of the training images is "
+                f"then held out for testing."
+            )
+    return None
+
+
+def _refuse_shared_folders(root: Path, tree: _Tree, train: str, test: str) -> None:
+    """Raise where a link makes one folder serve both splits."""
+    targets: dict[str, str] = {}
+    for folder in (name for name in tree.folders if name.count("/") == 1 and name.startswith(f"{train}/")):
+        targets[os.path.realpath(root / folder)] = folder
+    for folder in (name for name in tree.folders if name.count("/") == 1 and name.startswith(f"{test}/")):
+        other = targets.get(os.path.realpath(root / folder))
+        if other:
+            raise UsageError(f"'{root}/{other}' and '{root}/{folder}' are the same folder: no test set.")
+
+
+def _arrange(
+    tree: _Tree, layout: Literal["split", "flat"], *, train: str, test: str | None, unused: tuple[str, ...]
+) -> ImageFolder:
+    """Sort the images of a tree into splits and classes."""
+    class_depth = 0 if layout == "flat" else 1
+    found: dict[str, list[tuple[str, str]]] = {train: [], test or train: []}
+    ignored = [path for path in tree.other_files if path.partition("/")[0] not in unused]
+    for path in tree.images:
+        parts = path.split("/", class_depth + 1)
+        split = parts[0] if layout == "split" else ""
+        if split in unused:
+            continue
+        if len(parts) < class_depth + 2:
+            ignored.append(path)
+        else:
+            found[split].append((parts[class_depth], path))
+    with_images = {(split, name) for split, files in found.items() for name, _ in files}
+    empty = [
+        folder
+        for folder in tree.folders
+        if folder.count("/") == class_depth
+        and (split := folder.partition("/")[0] if layout == "split" else "") in found
+        and (split, folder.rpartition("/")[2]) not in with_images
+    ]
+
+    def split_of(folder: str) -> FolderSplit:
+        files = sorted(found[folder])
+        return FolderSplit(folder, tuple(path for _, path in files), tuple(name for name, _ in files))
+
+    return ImageFolder(
+        layout=layout,
+        train=split_of(train),
+        test=None if test is None else split_of(test),
+        empty_class_folders=tuple(sorted(empty)),
+        ignored_files=tuple(sorted(ignored)),
+        unused_folders=unused,
+    )
+
+
+def _count(things: list[str], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _some(names: Iterable[str], limit: int = 10) -> str:
+    names = list(names)
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(f"'{name}'" for name in names[:limit]) + rest

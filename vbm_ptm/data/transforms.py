@@ -1,0 +1,198 @@
+"""From an upright RGB image to a normalised tensor: the weak, the strong and the evaluation transform.
+
+Shapes: C channels (3), H = W = the backbone's image size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from pydantic import Field, field_validator
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+from vbm_ptm.settings import Settings
+
+Rgb = tuple[float, float, float]
+
+NORMALIZATIONS: dict[str, tuple[Rgb, Rgb]] = {
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+_INTERPOLATIONS = {
+    "bicubic": v2.InterpolationMode.BICUBIC,
+    "bilinear": v2.InterpolationMode.BILINEAR,
+}
+_POLICIES = {
+    "autoaugment_imagenet": v2.AutoAugmentPolicy.IMAGENET,
+    "autoaugment_cifar10": v2.AutoAugmentPolicy.CIFAR10,
+}
+
+
+class TransformsConfig(Settings):
+    """How views are drawn from an image; sizes, mean and std follow the pre-trained weights.
+
+    Attributes:
+        crop: Weak view: a random resized crop, or (as SLCA does for birds, cars and sketches) the image
+            squeezed to a square of 300/224 of the size, then a random crop.
+        crop_scale: Part of the area that a random resized crop keeps.
+        interpolation: Of every resize; None: as the weights were trained.
+        horizontal_flip: Probability.
+        brightness: Largest relative change of brightness; 0 leaves it out.
+        strong: What comes on top of the weak view: an AutoAugment policy, or a mild affine map for images
+            that are no photographs.
+        affine_degrees: Largest rotation to either side.
+        affine_translate: Largest shift, as a part of the size.
+        affine_scale: Smallest and largest scale.
+        normalization: Mean and std: those of the weights, of a data set, or none (values stay in 0..1).
+        test_resize: Evaluation resizes the shorter side to this multiple of the size and crops the centre;
+            None: the weights' crop fraction.
+    """
+
+    crop: Literal["random_resized", "resize_then_random"] = "random_resized"
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    interpolation: Literal["bicubic", "bilinear"] | None = None
+    horizontal_flip: float = Field(default=0.5, ge=0, le=1)
+    brightness: float = Field(default=0.0, ge=0)
+    strong: Literal["autoaugment_imagenet", "autoaugment_cifar10", "affine"] = "autoaugment_imagenet"
+    affine_degrees: float = Field(default=15.0, ge=0, le=180)
+    affine_translate: float = Field(default=0.1, ge=0, le=1)
+    affine_scale: tuple[float, float] = (0.9, 1.1)
+    normalization: Literal["weights", "cifar100", "imagenet", "none"] = "weights"
+    test_resize: float | None = Field(default=None, ge=1)
+
+    @field_validator("crop_scale", "affine_scale")
+    @classmethod
+    def _check_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise ValueError("a range is given as (smallest, largest), both above 0")
+        return value
+
+    @field_validator("crop_scale")
+    @classmethod
+    def _check_part(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[1] > 1:
+            raise ValueError("a crop keeps at most 1.0 of the area")
+        return value
+
+
+@dataclass(frozen=True)
+class ViewTransforms:
+    """The three transforms of a run; all draws come from torch's default CPU generator.
+
+    A strong view starts with the draws of the weak one, so under one seed both show the same crop.
+
+    Attributes:
+        weak_operation: RGB image -> RGB image, the baseline's own training transform.
+        strong_operation: RGB image -> RGB image, what a strong view adds to a weak one.
+        evaluation_operation: RGB image -> RGB image, without randomness.
+        mean: Per channel, of values in 0..1.
+        std: Per channel.
+        record: What the transforms do, for the result of a run.
+    """
+
+    weak_operation: v2.Transform
+    strong_operation: v2.Transform
+    evaluation_operation: v2.Transform
+    mean: Rgb
+    std: Rgb
+    record: dict[str, Any]
+
+    def weak(self, image: Image.Image) -> Tensor:
+        """Draw a weak view, (C,H,W) float32."""
+        return self._to_tensor(self.weak_operation(_rgb_image(image)))
+
+    def strong(self, image: Image.Image) -> Tensor:
+        """Draw a strong view, (C,H,W) float32."""
+        return self._to_tensor(self.strong_operation(self.weak_operation(_rgb_image(image))))
+
+    def evaluate(self, image: Image.Image) -> Tensor:
+        """Return the one view that features and predictions are made from, (C,H,W) float32."""
+        return self._to_tensor(self.evaluation_operation(_rgb_image(image)))
+
+    def _to_tensor(self, image: Image.Image) -> Tensor:
+        values = functional.to_dtype(functional.pil_to_tensor(image), torch.float32, scale=True)
+        return functional.normalize(values, mean=list(self.mean), std=list(self.std))
+
+
+def build_transforms(
+    config: TransformsConfig,
+    *,
+    image_size: int,
+    mean: Rgb,
+    std: Rgb,
+    interpolation: Literal["bicubic", "bilinear"],
+    crop_fraction: float,
+) -> ViewTransforms:
+    """Build the transforms of a run.
+
+    Args:
+        config: The data set's settings.
+        image_size: Side of the square that the backbone takes.
+        mean: The weights' mean.
+        std: The weights' std.
+        interpolation: The weights' interpolation.
+        crop_fraction: Part of the resized shorter side that the weights' evaluation keeps.
+    """
+    resize_mode = config.interpolation or interpolation
+    mode = _INTERPOLATIONS[resize_mode]
+    if config.normalization != "weights":
+        mean, std = NORMALIZATIONS[config.normalization]
+    weak: list[v2.Transform]
+    if config.crop == "random_resized":
+        weak = [v2.RandomResizedCrop(image_size, scale=config.crop_scale, interpolation=mode)]
+    else:
+        side = round(image_size * 300 / 224)
+        weak = [v2.Resize((side, side), interpolation=mode), v2.RandomCrop(image_size)]
+    if config.horizontal_flip:
+        weak.append(v2.RandomHorizontalFlip(config.horizontal_flip))
+    if config.brightness:
+        weak.append(v2.ColorJitter(brightness=config.brightness))
+    strong: v2.Transform
+    if config.strong == "affine":
+        strong = v2.RandomAffine(
+            config.affine_degrees,
+            translate=(config.affine_translate, config.affine_translate),
+            scale=config.affine_scale,
+            interpolation=v2.InterpolationMode.BILINEAR,
+        )
+    else:
+        strong = v2.AutoAugment(_POLICIES[config.strong])
+    # Without a ratio of its own the shorter side is rounded down, as timm does.
+    shorter_side = (
+        int(image_size / crop_fraction)
+        if config.test_resize is None
+        else round(image_size * config.test_resize)
+    )
+    evaluation = [v2.Resize(shorter_side, interpolation=mode), v2.CenterCrop(image_size)]
+    return ViewTransforms(
+        weak_operation=v2.Compose(weak),
+        strong_operation=strong,
+        evaluation_operation=v2.Compose(evaluation),
+        mean=mean,
+        std=std,
+        record={
+            "image_size": image_size,
+            "weak": [repr(operation) for operation in weak],
+            "strong": config.strong if config.strong != "affine" else repr(strong),
+            "evaluate": [repr(operation) for operation in evaluation],
+            "interpolation": resize_mode,
+            "normalization": config.normalization,
+            "mean": list(mean),
+            "std": list(std),
+        },
+    )
+
+
+def _rgb_image(image: Image.Image) -> Image.Image:
+    """Refuse what would be augmented wrongly without an error: tensors, floats, other modes."""
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"transforms take a PIL image of mode RGB, not a {type(image).__name__}.")
+    if image.mode != "RGB":
+        raise TypeError(f"transforms take a PIL image of mode RGB, not {image.mode}; use decode_image.")
+    return image
