@@ -1,0 +1,122 @@
+"""Gaussian factors against the float64 covariance, and draws against the Gaussian they come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vbm_ptm.class_statistics import draw, gaussian_factor
+from vbm_ptm.randomness import seeded
+
+
+def covariance(features: Tensor) -> Tensor:
+    return torch.from_numpy(np.atleast_2d(np.cov(features.double().numpy(), rowvar=False)))
+
+
+def random_features(num_images: int, width: int, *, seed: int = 0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(width, width, generator=generator, dtype=torch.float64)
+    noise = torch.randn(num_images, width, generator=generator, dtype=torch.float64)
+    return scale * (noise @ mixing + 3)
+
+
+def test_gaussian_factor__matches_hand_values() -> None:
+    mean, factor = gaussian_factor(torch.tensor([[1, 2], [3, 2], [5, 8]]))
+    assert mean.tolist() == [3.0, 4.0]
+    assert factor.shape == (2, 2)
+    expected = torch.tensor([[4, 6], [6, 12]], dtype=torch.float64)
+    torch.testing.assert_close(factor.T @ factor, expected, atol=1e-12, rtol=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(num_images=st.integers(2, 30), width=st.integers(1, 20), seed=st.integers(0, 99))
+def test_gaussian_factor__is_exact_for_every_class_size(num_images: int, width: int, seed: int) -> None:
+    features = random_features(num_images, width, seed=seed)
+    mean, factor = gaussian_factor(features)
+    assert factor.shape == (min(num_images - 1, width), width)
+    torch.testing.assert_close(mean, features.mean(0))
+    expected = covariance(features)
+    torch.testing.assert_close(factor.T @ factor, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("num_images", [2, 38, 200])
+def test_gaussian_factor__keeps_large_scales(num_images: int) -> None:
+    """A float32 Cholesky factor fails here: few images, many directions, large features."""
+    features = random_features(num_images, 96, scale=1e4).float()
+    _, factor = gaussian_factor(features)
+    expected = covariance(features)
+    atol = 1e-12 * expected.abs().max().item()
+    torch.testing.assert_close(factor.T @ factor, expected, rtol=0, atol=atol)
+
+
+def test_gaussian_factor__of_one_image_is_empty() -> None:
+    mean, factor = gaussian_factor(torch.tensor([[1.0, 2.0, 3.0]]))
+    assert mean.tolist() == [1.0, 2.0, 3.0]
+    assert factor.shape == (0, 3)
+
+
+def test_gaussian_factor__of_equal_images_is_zero() -> None:
+    _, factor = gaussian_factor(torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]))
+    assert factor.abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_gaussian_factor__is_float64_and_without_gradient(dtype: torch.dtype) -> None:
+    features = random_features(5, 3).to(dtype).requires_grad_()
+    for tensor in gaussian_factor(features):
+        assert tensor.dtype == torch.float64
+        assert not tensor.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4,)])
+def test_gaussian_factor__refuses_no_images(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="N >= 1"):
+        gaussian_factor(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("num_images", [1, 3, 40])
+def test_draw__has_the_mean_and_covariance_of_the_class(num_images: int) -> None:
+    features = random_features(num_images, 4)
+    mean, factor = gaussian_factor(features)
+    count = 200_000
+    draws = draw(
+        mean, factor, count, mean_scale=0.9, jitter_std=0.5, generator=torch.Generator().manual_seed(0)
+    )
+    expected = factor.T @ factor + 0.25 * torch.eye(4, dtype=torch.float64)
+    assert draws.shape == (count, 4)
+    spread = expected.diagonal().sqrt()
+    # Five standard errors of a mean and of a covariance entry.
+    assert bool(((draws.mean(0) - 0.9 * mean).abs() < 5 * spread / count**0.5).all())
+    tolerance = 5 * (2 / count) ** 0.5 * spread[:, None] * spread
+    assert bool(((covariance(draws) - expected).abs() < tolerance).all())
+
+
+def test_draw__adds_a_ten_thousandth_of_variance_by_default() -> None:
+    """One image has no spread of its own: what is left is 1e-4 I."""
+    mean, factor = gaussian_factor(torch.tensor([[1.0, 2.0]]))
+    draws = draw(mean, factor, 100_000, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(draws.mean(0), mean, rtol=0, atol=2e-4)
+    torch.testing.assert_close(covariance(draws), 1e-4 * torch.eye(2).double(), rtol=0, atol=3e-6)
+
+
+def test_draw__scales_the_mean_alone() -> None:
+    mean, factor = gaussian_factor(random_features(6, 3))
+    plain = draw(mean, factor, 5, generator=torch.Generator().manual_seed(0))
+    scaled = draw(mean, factor, 5, mean_scale=0.25, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(plain - scaled, (0.75 * mean).expand(5, 3))
+
+
+def test_draw__uses_the_global_generator_or_the_given_one() -> None:
+    mean, factor = (tensor.float() for tensor in gaussian_factor(random_features(6, 3)))
+    with seeded(3):
+        first = draw(mean, factor, 5)
+    with seeded(3):
+        state = torch.default_generator.get_state()
+        given_one = draw(mean, factor, 5, generator=torch.Generator().manual_seed(3))
+        assert torch.equal(state, torch.default_generator.get_state())
+    assert first.dtype == torch.float32
+    assert torch.equal(first, given_one)
