@@ -147,62 +147,35 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         UsageError: The data set is not there, cannot be read as configured, or holds bad images.
     """
     source = _open(spec)
-    tuning = spec.validation_fraction > 0
-    if tuning and source.test is not None:
+    has_test_split = source.test is not None
+    if spec.validation_fraction > 0:
         source = replace(source, test=None)
-        held_out = "validation_fraction; the source's own test split is not touched"
-    elif tuning:
-        kept, _ = _hold_out(source.train, spec.test_fraction, "test")
-        source = replace(source, train=kept)
-        held_out = "validation_fraction, of what the test_fraction leaves; that test part is not touched"
-    else:
-        held_out = None if source.test is not None else "test_fraction, as the source has no test split"
+    _refuse_wrong_classes(source, spec)
     source, checks = _check(source, spec)
-    train, test = source.train, source.test
-    if test is None:
-        fraction = spec.validation_fraction if tuning else spec.test_fraction
-        train, test = _hold_out(train, fraction, "validation" if tuning else "test")
-        logger.info(
-            "%s: %d of %d training images (%g of every class) are held out for testing (%s).",
-            spec.name, len(test.labels), len(source.train.labels), fraction, held_out,
-        )  # fmt: skip
+    train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
     class_names = train.label_names
-    if spec.num_classes not in (None, len(class_names)):
-        raise UsageError(
-            f"data set '{spec.name}': dataset.num_classes={spec.num_classes}, but {len(class_names)} classes "
-            f"were found: {_some(class_names)}."
-        )
-    splits = (
-        _image_split("train", train, class_names),
-        _image_split("test", test, class_names),
-    )
-    record: dict[str, Any] = {
+    splits = (_image_split("train", train, class_names), _image_split("test", test, class_names))
+    record = {
         "name": spec.name,
         **source.record,
         "num_classes": len(class_names),
         "held_out": held_out,
         **checks,
+        **{split.name: _describe(split, class_names) for split in splits},
     }
-    for split, origin in zip(splits, (train, test), strict=True):
-        counts = np.bincount(split.labels, minlength=len(class_names))
-        missing = [name for name, count in zip(class_names, counts, strict=True) if not count]
-        record[split.name] = {
-            "source_split": origin.name,
-            "images": len(split),
-            "classes": len(class_names) - len(missing),
-            "min_images_per_class": int(counts.min()),
-            "max_images_per_class": int(counts.max()),
-            "images_per_class": {n: int(c) for n, c in zip(class_names, counts, strict=True)},
-        }
-        key = f"classes_without_{'training' if split.name == 'train' else 'test'}_images"
-        record[key] = missing
-        if missing:
-            logger.warning("%s: %d %s: %s", spec.name, len(missing), key.replace("_", " "), _some(missing))
+    for split in splits:
+        counts = record[split.name]
         logger.info(
-            "%s: %s split: %d images, %d classes, %d to %d images per class (%s).",
-            spec.name, split.name, len(split), len(class_names) - len(missing),
-            counts.min(), counts.max(), source.record.get("layout", source.record["kind"]),
-        )  # fmt: skip
+            "%s (%s): %s split: %d images, %d classes, %d to %d images per class.",
+            *(spec.name, source.record.get("layout", source.record["kind"]), split.name, counts["images"]),
+            *(counts["classes"], counts["min_images_per_class"], counts["max_images_per_class"]),
+        )
+        missing = counts["classes_without_images"]
+        if missing:
+            what = "training" if split.name == "train" else "test"
+            logger.warning(
+                "%s: %d classes without %s images: %s", spec.name, len(missing), what, _some(missing)
+            )
     return ImageDatasets(
         train=splits[0],
         test=splits[1],
@@ -241,6 +214,24 @@ def _open(spec: DatasetSpec) -> Source:
     )
 
 
+def _refuse_wrong_classes(source: Source, spec: DatasetSpec) -> None:
+    """Raise where the classes are not those that were announced, or not the same in both splits."""
+    class_names = source.train.label_names
+    if spec.num_classes not in (None, len(class_names)):
+        raise UsageError(
+            f"data set '{spec.name}': dataset.num_classes={spec.num_classes}, but {len(class_names)} classes "
+            f"were found: {_some(class_names)}."
+        )
+    if source.test is not None:
+        used = (source.test.label_names[label] for label in np.unique(source.test.labels))
+        unknown = [name for name in used if name not in class_names]
+        if unknown:
+            raise UsageError(
+                f"data set '{spec.name}': the test split has classes that the training split does not know: "
+                f"{_some(unknown)}. Known are: {_some(class_names)}."
+            )
+
+
 def _check(source: Source, spec: DatasetSpec) -> tuple[Source, dict[str, Any]]:
     """Look for bad images; raise one error that names all of them, or leave them out."""
     splits = [split for split in (source.train, source.test) if split is not None]
@@ -256,7 +247,8 @@ def _check(source: Source, spec: DatasetSpec) -> tuple[Source, dict[str, Any]]:
     find = _undecodable if full else _empty_images
     bad = [find(split) for split in splits]
     problems = [problem for found in bad for problem in found.values()]
-    record = {"verified": "every image decoded" if full else "no empty files", "skipped_images": []}
+    verified = "every image decoded" if full else "no empty or missing files"
+    record: dict[str, Any] = {"verified": verified, "skipped_images": []}
     if not problems:
         return source, record
     if spec.on_bad_image == "error":
@@ -284,6 +276,33 @@ def _check(source: Source, spec: DatasetSpec) -> tuple[Source, dict[str, Any]]:
         split.source_names[index].as_py() for split, found in zip(splits, bad, strict=True) for index in found
     ]
     return replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None), record
+
+
+def _settle_splits(
+    source: Source, spec: DatasetSpec, *, has_test_split: bool
+) -> tuple[SourceSplit, SourceSplit, str | None]:
+    """Hold images out where it is asked for or needed; return training, test and what was done."""
+    train = source.train
+    if source.test is not None:
+        return train, source.test, None
+    if spec.validation_fraction == 0:
+        held_out = f"{spec.test_fraction:g} of every class, for want of a test split"
+        train, test = _hold_out(train, spec.test_fraction, "test")
+    else:
+        held_out = f"{spec.validation_fraction:g} of every class, for validation; "
+        if has_test_split:
+            held_out += "the source's test split is not touched"
+        else:
+            train, _ = _hold_out(train, spec.test_fraction, "test")
+            held_out += f"the {spec.test_fraction:g} that are held out for testing are not touched"
+        train, test = _hold_out(train, spec.validation_fraction, "validation")
+    if len(test.labels) == 0:
+        raise UsageError(
+            f"data set '{spec.name}': no class has an image to spare for testing. Give a test split, or more "
+            f"images."
+        )
+    logger.info("%s: held out: %d images, %s.", spec.name, len(test.labels), held_out)
+    return train, test, held_out
 
 
 def _undecodable(split: SourceSplit) -> dict[int, str]:
@@ -350,13 +369,6 @@ def _image_split(
 ) -> ImageSplit:
     """Give a source split the class ids of the training split."""
     ids = {class_name: index for index, class_name in enumerate(class_names)}
-    used = [split.label_names[label] for label in np.unique(split.labels)]
-    unknown = [class_name for class_name in used if class_name not in ids]
-    if unknown:
-        raise UsageError(
-            f"the test split has classes without training images: {_some(unknown)}. Remove them, or add "
-            f"training images. Classes of the training split: {_some(class_names)}."
-        )
     mapping = np.array([ids.get(class_name, -1) for class_name in split.label_names], dtype=np.int64)
     return ImageSplit(
         rows=split.rows,
@@ -365,6 +377,20 @@ def _image_split(
         name=name,
         source_names=split.source_names,
     )
+
+
+def _describe(split: ImageSplit, class_names: tuple[str, ...]) -> dict[str, Any]:
+    """Count the images of a split by class."""
+    counts = np.bincount(split.labels, minlength=len(class_names)).tolist()
+    missing = [name for name, count in zip(class_names, counts, strict=True) if not count]
+    return {
+        "images": len(split),
+        "classes": len(class_names) - len(missing),
+        "min_images_per_class": min(counts),
+        "max_images_per_class": max(counts),
+        "images_per_class": dict(zip(class_names, counts, strict=True)),
+        "classes_without_images": missing,
+    }
 
 
 def _split_sha256(splits: Iterable[ImageSplit], class_names: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vbm_ptm.errors import UsageError
 
@@ -32,7 +32,7 @@ _UPRIGHT = {
 
 
 def decode_image(
-    value: Mapping[str, Any] | str | Path | Image.Image, *, name: str | None = None
+    value: Mapping[str, Any] | str | Path | Image.Image | None, *, name: str | None = None
 ) -> Image.Image:
     """Return the image upright and in RGB; the file is closed again.
 
@@ -42,7 +42,8 @@ def decode_image(
     their own range that holds them; floats likewise by 0..1, 0..255 or their own range.
 
     Args:
-        value: A file, a row ``{"bytes": ..., "path": ...}`` of an undecoded image column, or an open image.
+        value: A file, a row ``{"bytes": ..., "path": ...}`` of an undecoded image column, or an open
+            image. None, as in a row without an image, is a bad image.
         name: What an error calls the image; by default its path.
 
     Raises:
@@ -50,9 +51,11 @@ def decode_image(
     """
     if isinstance(value, Image.Image):
         return _named(lambda: _upright_rgb(value), name or getattr(value, "filename", "") or "image")
+    content: bytes | None = None
+    path: str | Path | None = None
     if isinstance(value, (str, Path)):
-        content, path = None, value
-    else:
+        path = value
+    elif value is not None:
         content, path = value.get("bytes"), value.get("path")
     if content is None and not path:
         raise UsageError(f"cannot read image {name or '(without a name)'}: it has neither bytes nor a path.")
@@ -95,7 +98,7 @@ def _named(decode: Callable[[], Image.Image], name: str) -> Image.Image:
 def _reason(error: Exception) -> str:
     if str(error) == "empty file":
         return "the file is empty"
-    if isinstance(error, Image.UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
         return "not an image in any known format"
     return f"broken ({str(error) or type(error).__name__})"
 

@@ -106,8 +106,8 @@ def open_path(path: Path, *, columns: Columns, layout: Layout, train_split: str,
     if path.is_file():
         if path.suffix.lower() != ".parquet":
             raise UsageError(
-                f"dataset.path: '{path}' is a file. Give an image folder, a parquet file, a folder of parquet "
-                f"files, or a data set saved with save_to_disk. {expected_tree(path.parent)}"
+                f"dataset.path: '{path}' is a file. Give an image folder, a parquet file, a folder of "
+                f"parquet files, or a data set saved with save_to_disk. {expected_tree(path.parent)}"
             )
         return _open_parquet({"train": [path]}, path, columns)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
@@ -117,8 +117,8 @@ def open_path(path: Path, *, columns: Columns, layout: Layout, train_split: str,
         return _open_parquet(_parquet_splits(path, files, train_split, test_split), path, columns)
     if columns.domain is not None:
         raise UsageError(
-            f"dataset.domain_column='{columns.domain}' names a column, but '{path}' is an image folder, which "
-            f"has none. Save the data set as parquet with such a column, or leave the setting out."
+            f"dataset.domain_column='{columns.domain}' names a column, but '{path}' is an image folder, "
+            f"which has none. Save the data set as parquet with such a column, or leave the setting out."
         )
     return _open_folder(path, layout, train_split, test_split)
 
@@ -233,7 +233,7 @@ def _open_parquet(files: dict[str, list[Path]], location: Path, columns: Columns
             tables[split] = datasets.load_dataset(
                 "parquet", data_files=[str(path) for path in paths], columns=wanted, split="train"
             )
-        except (datasets.exceptions.DatasetGenerationError, pa.ArrowException) as error:
+        except (datasets.exceptions.DatasetGenerationError, pa.ArrowException, OSError) as error:
             raise UsageError(
                 f"cannot read the parquet files {', '.join(map(str, paths))}: {error.__cause__ or error}."
             ) from error
@@ -383,7 +383,13 @@ def _read_names(table: Dataset, column: str, split: str) -> tuple[tuple[str, ...
         or pa.types.is_large_string(values.type)
     ):
         raise UsageError(
-            f"column '{column}' of the {split} split holds {values.type}; allowed: class labels, integers, text."
+            f"column '{column}' of the {split} split holds {values.type}; allowed: class labels, "
+            f"integers, text."
         )
     distinct, positions = np.unique(values.to_numpy(zero_copy_only=False), return_inverse=True)
+    if pa.types.is_integer(values.type) and not np.array_equal(distinct, np.arange(len(distinct))):
+        logger.info(
+            "column '%s' of the %s split: the %d labels from %d to %d are numbered from 0; names stay as given.",
+            *(column, split, len(distinct), distinct[0], distinct[-1]),
+        )
     return tuple(str(value) for value in distinct), positions.astype(np.int64)

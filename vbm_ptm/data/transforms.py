@@ -117,7 +117,8 @@ class ViewTransforms:
 
     def _to_tensor(self, image: Image.Image) -> Tensor:
         values = functional.to_dtype(functional.pil_to_tensor(image), torch.float32, scale=True)
-        return functional.normalize(values, mean=list(self.mean), std=list(self.std))
+        normalized: Tensor = functional.normalize(values, mean=list(self.mean), std=list(self.std))
+        return normalized
 
 
 def build_transforms(
