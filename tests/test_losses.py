@@ -76,9 +76,7 @@ class TestViewDivergence:
 class TestViewConsistencyLoss:
     @pytest.mark.parametrize("name", ["view_kl_v2", "view_kl_v4"])
     @pytest.mark.parametrize(("mode", "detach_weak"), [("full", False), ("detached", True)])
-    def test_view_consistency_loss__equals_the_fixture(
-        self, name: str, mode: str, detach_weak: bool
-    ) -> None:
+    def test_view_consistency_loss__equals_the_fixture(self, name: str, mode: str, detach_weak: bool) -> None:
         fixture = load_file(GOLDEN / f"{name}.safetensors")
         logits = fixture["logits"].requires_grad_()
         loss = view_consistency_loss(logits, detach_weak=detach_weak)
