@@ -155,7 +155,7 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
     class_names = train.label_names
     splits = (_image_split("train", train, class_names), _image_split("test", test, class_names))
-    record = {
+    record: dict[str, Any] = {
         "name": spec.name,
         **source.record,
         "num_classes": len(class_names),

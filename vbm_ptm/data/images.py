@@ -144,5 +144,5 @@ def _to_8_bit(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
     low, high = float(values.min()), float(values.max())
     ceilings = (65535,) if mode.startswith("I;16") else (255, 65535) if mode == "I" else (1, 255)
     ceiling = next((ceiling for ceiling in ceilings if 0 <= low and high <= ceiling), None)
-    scaled = values * (255 / ceiling) if ceiling else (values - low) * (255 / (high - low))
-    return np.rint(scaled).astype(np.uint8)
+    scaled = values / ceiling if ceiling else (values - low) / (high - low)
+    return np.rint(scaled * 255).astype(np.uint8)
