@@ -368,7 +368,8 @@ def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[Visio
 def _read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array of a Google checkpoint, named without the optimizer's prefix."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # np.load leaves a file open that it cannot read, so the file is opened here.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             shapes = {key: arrays[key].shape for key in arrays.files}
     except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"weights file '{path}' is not a readable .npz file: {error}.") from error

@@ -6,7 +6,7 @@ Shapes: N images, T tokens, P patches, D width, H heads, L prompt length.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -237,7 +237,7 @@ def unsupported_attributes(vit: nn.Module) -> list[str]:
 
 def _preprocessing_of(vit: VisionTransformer) -> Preprocessing:
     # A model that timm's factory did not build has no configuration; timm's defaults stand in for it.
-    config = PretrainedCfg().to_dict() | (getattr(vit, "pretrained_cfg", None) or {})
+    config = asdict(PretrainedCfg()) | (getattr(vit, "pretrained_cfg", None) or {})
     return Preprocessing(
         image_size=vit.patch_embed.img_size[0],
         mean=tuple(config["mean"]),
