@@ -102,5 +102,3 @@ def test_train_only__keeps_an_old_head_bit_frozen_under_weight_decay_and_momentu
         optimizer.step()
     for name, value in heads.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("tasks.0."), name
-
-

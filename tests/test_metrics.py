@@ -154,7 +154,10 @@ class TestAccuracyMatrix:
         [
             ([[]], "at least one"),
             ([[NO_IMAGES], [NO_IMAGES]], "row 1 has 1 tasks after a row of 1"),
-            ([[AccuracyCell(4, 1, 2)], [AccuracyCell(5, 1, 2), NO_IMAGES]], "had 4 test images and now has 5"),
+            (
+                [[AccuracyCell(4, 1, 2)], [AccuracyCell(5, 1, 2), NO_IMAGES]],
+                "had 4 test images and now has 5",
+            ),
         ],
     )
     def test_add_row__refuses_rows_that_do_not_follow(
