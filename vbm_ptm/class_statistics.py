@@ -51,6 +51,7 @@ def draw(
         jitter_std: Standard deviation of what is added in every direction.
         generator: On the device of ``mean``; without one the global generator is used.
     """
+
     def noise(columns: int) -> Tensor:
         return torch.randn(count, columns, generator=generator, dtype=mean.dtype, device=mean.device)
 
