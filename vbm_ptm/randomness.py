@@ -41,3 +41,8 @@ def seeded(seed: int) -> Iterator[None]:
         torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+def seed_step(seed: int) -> None:
+    """Seed torch's global generators, an accelerator's included, as the engine does before every training step."""
+    torch.manual_seed(seed)

@@ -32,7 +32,9 @@ def build_accelerator(*, device: Device = "auto", mixed_precision: Precision = "
     AcceleratorState._reset_state()
     if PartialState._shared_state and PartialState().num_processes == 1:
         PartialState._reset_state()  # another device may be chosen; a process group must stay as it is
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=mixed_precision, gradient_accumulation_steps=1)
+    accelerator = Accelerator(
+        cpu=device == "cpu", mixed_precision=mixed_precision, gradient_accumulation_steps=1
+    )
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise UsageError("trainer.mixed_precision 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'.")
     if str(accelerator.distributed_type).split(".")[-1] in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from vbm_ptm.learners.base import LearnerOutput
 from vbm_ptm.losses import view_divergence
@@ -39,7 +39,13 @@ class ViewBatchObjective:
         self.config = config
 
     def __call__(
-        self, output: LearnerOutput, labels: Tensor, *, num_views: int, num_global_groups: int, num_ranks: int = 1
+        self,
+        output: LearnerOutput,
+        labels: Tensor,
+        *,
+        num_views: int,
+        num_global_groups: int,
+        num_ranks: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this rank's loss and its detached parts by name, "accuracy" among them.
 

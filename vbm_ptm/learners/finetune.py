@@ -32,12 +32,12 @@ class Finetune(Learner):
     def __init__(self, backbone: PromptableViT, config: FinetuneConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
         self.backbone.requires_grad_(True)
-        self.heads = TaskHeads()
+        self.heads = TaskHeads(backbone.width)
 
     def begin_task(self, task: Task) -> None:
         """Add a head for the new classes and freeze the heads that hold none of the task's classes."""
         super().begin_task(task)
-        self.heads.append(len(task.new_classes), self.backbone.width)
+        self.heads.append(len(task.new_classes))
         self.heads.train_only(task.classes)
 
     def parameter_groups(self) -> list[ParameterGroup]:

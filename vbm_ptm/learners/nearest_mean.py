@@ -10,10 +10,17 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.learners.base import (
+    Features,
+    Learner,
+    LearnerConfig,
+    LearnerOutput,
+    ParameterGroup,
+    TaskStatistics,
+)
 
 
 class NearestMeanConfig(LearnerConfig):
@@ -50,6 +57,8 @@ class NearestMean(Learner):
         sums = features.new_zeros(self.num_seen_classes, features.shape[1])
         for task in self.tasks:
             if str(task.index) in self.statistics:
-                sums[self.columns(task.classes, sums.device)] += self.statistics[str(task.index)]["sum"].to(sums)
+                sums[self.columns(task.classes, sums.device)] += self.statistics[str(task.index)]["sum"].to(
+                    sums
+                )
         # The cosine does not see whether a class is a sum or a mean.
         return F.normalize(features, dim=1) @ F.normalize(sums, dim=1).T

@@ -49,11 +49,15 @@ def learner_class(name: str) -> type[Learner]:
         (found,) = (
             member
             for member in vars(module).values()
-            if inspect.isclass(member) and issubclass(member, Learner) and member.__module__ == module.__name__
+            if inspect.isclass(member)
+            and issubclass(member, Learner)
+            and member.__module__ == module.__name__
         )
     config_class = getattr(found, "config_class", None)
     if not (inspect.isclass(config_class) and issubclass(config_class, LearnerConfig)):
-        raise UsageError(f"learner '{name}' needs a class attribute config_class, a subclass of LearnerConfig.")
+        raise UsageError(
+            f"learner '{name}' needs a class attribute config_class, a subclass of LearnerConfig."
+        )
     return found
 
 

@@ -25,13 +25,20 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.class_statistics import draw, gaussian_factor
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.learners.base import (
+    Features,
+    Learner,
+    LearnerConfig,
+    LearnerOutput,
+    ParameterGroup,
+    TaskStatistics,
+)
 from vbm_ptm.losses import logit_normalized_cross_entropy
 
 
@@ -72,14 +79,14 @@ class SLCA(Learner):
         if config.reinitialize_final_norm:
             self.backbone.vit.norm = nn.LayerNorm(backbone.width)
         self.backbone.requires_grad_(True)
-        self.heads = TaskHeads()
+        self.heads = TaskHeads(backbone.width)
         self.aligned_heads: TaskHeads | None = None
 
     def begin_task(self, task: Task) -> None:
         """Add a head for the new classes and freeze the heads that hold none of the task's classes."""
         super().begin_task(task)
         self.aligned_heads = None
-        self.heads.append(len(task.new_classes), self.backbone.width)
+        self.heads.append(len(task.new_classes))
         self.heads.train_only(task.classes)
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -130,6 +137,10 @@ class SLCA(Learner):
         config, heads = self.config, self.aligned_heads
         assert heads is not None
         sizes = [size for size in heads.sizes if size]
+        # Draws come from a generator of the heads' device, itself seeded by the caller's.
+        generator = torch.Generator(next(heads.parameters()).device).manual_seed(
+            int(torch.randint(2**62, ()))
+        )
         heads.requires_grad_(True)
         optimizer = torch.optim.SGD(
             heads.parameters(), momentum=config.alignment_momentum, weight_decay=config.alignment_weight_decay
@@ -138,8 +149,10 @@ class SLCA(Learner):
             annealing = (1 + math.cos(math.pi * epoch / config.alignment_epochs)) / 2
             for group in optimizer.param_groups:
                 group["lr"] = config.alignment_learning_rate * annealing
-            features, labels = self._draw_features()
-            batches = torch.randperm(len(labels)).to(labels.device).split(config.alignment_samples_per_class)
+            features, labels = self._draw_features(generator)
+            batches = torch.randperm(len(labels), generator=generator, device=labels.device).split(
+                config.alignment_samples_per_class
+            )
             for batch in batches:
                 logits, targets = heads(features[batch]), labels[batch]
                 if config.logit_normalization_temperature is None:
@@ -153,7 +166,7 @@ class SLCA(Learner):
                 optimizer.step()
         heads.requires_grad_(False)
 
-    def _draw_features(self) -> tuple[Tensor, Tensor]:
+    def _draw_features(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return draws (n, D) from all Gaussians and their class indices (n,)."""
         count, newest = self.config.alignment_samples_per_class, len(self.tasks)
         draws, labels = [], []
@@ -162,6 +175,6 @@ class SLCA(Learner):
             scale = 1 - self.config.mean_decay * (1 - (task.index + 1) / newest)
             for class_index in task.classes:
                 mean, factor = statistics[f"mean_{class_index}"], statistics[f"factor_{class_index}"]
-                draws.append(draw(mean, factor, count, mean_scale=scale))
+                draws.append(draw(mean, factor, count, mean_scale=scale, generator=generator))
                 labels.append(torch.full((count,), class_index, device=mean.device))
         return torch.cat(draws), torch.cat(labels)

@@ -1,0 +1,354 @@
+"""The configuration of a run: composed from YAML files, presets and single settings; every error at once.
+
+Every file is a partial run configuration. Later sources win: defaults < data set file < learner file (its base,
+the preset, the preset for that data set) < ``--config`` < ``--set``. Scalars stay text until the annotation of
+their setting reads them, so ``10`` is a class name where a name is expected and ``1e-3`` a number where a number is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from vbm_ptm.backbones import BackboneConfig
+from vbm_ptm.data.datasets import DatasetSpec
+from vbm_ptm.data.scenario import ScenarioConfig
+from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, check_batch_arithmetic
+from vbm_ptm.engine.checkpoint import CheckpointConfig
+from vbm_ptm.engine.objective import ObjectiveConfig
+from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.trainer import TrainerConfig
+from vbm_ptm.errors import UsageError, unknown_name
+from vbm_ptm.learners.base import LearnerConfig
+from vbm_ptm.learners.registry import learner_class
+from vbm_ptm.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Tree = dict[str, Any]
+LearnerSettings = TypeVar("LearnerSettings", bound=LearnerConfig)
+
+CONFIG_FOLDERS = (
+    Path("configs"),
+    Path(__file__).parent / "configs",
+    Path(__file__).parent.parent / "configs",
+)
+
+
+class RunConfig(Settings, Generic[LearnerSettings]):
+    """Everything that decides a run; each section is the configuration class of one unit."""
+
+    dataset: DatasetSpec
+    scenario: ScenarioConfig = ScenarioConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    learner: LearnerSettings
+    view_batch: ViewBatchConfig = ViewBatchConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    data: LoaderConfig = LoaderConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    preset: str = "none"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    seed: int = Field(default=1993, ge=0)
+
+    @model_validator(mode="after")
+    def _check_views(self) -> RunConfig[LearnerSettings]:
+        num_views, epochs = self.view_batch.num_views, self.optimization.epochs
+        check_batch_arithmetic(self.optimization.batch_size, num_views)
+        if epochs < num_views and not self.view_batch.allow_partial_cycle:
+            raise ValueError(
+                f"optimization.epochs is {epochs} but view_batch.num_views is {num_views}: a cycle over all samples "
+                f"takes {num_views} epochs, so some would never be trained on. Take at least {num_views} epochs, "
+                "fewer views, or set view_batch.allow_partial_cycle=true."
+            )
+        return self
+
+
+@dataclass
+class ComposedConfig:
+    """A configuration tree and where each of its settings comes from."""
+
+    tree: Tree = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def merge(self, tree: Mapping[str, Any], origin: str) -> None:
+        """Let the settings of a tree win over those that are there."""
+        _merge(self.tree, tree)
+        for key, _ in leaves(tree):
+            self.origins = {
+                known: source for known, source in self.origins.items() if not known.startswith(f"{key}.")
+            }
+            self.origins[key] = origin
+
+    def validate(self) -> RunConfig[Any]:
+        """Read the tree by the annotations.
+
+        Raises:
+            UsageError: One message per wrong setting: its path, what was given, what is allowed, the nearest name.
+        """
+        name = self.tree.get("learner", {}).get("name")
+        if name is None:
+            raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
+        # The parametrised model validates all sections, the learner's own included, in one pass.
+        model = RunConfig[learner_class(name).config_class]  # type: ignore[misc]
+        try:
+            return model.model_validate(as_text(self.tree))
+        except ValidationError as error:
+            raise UsageError(*(self._message(model, problem) for problem in error.errors())) from error
+
+    def _message(self, model: type[BaseModel], problem: Any) -> str:
+        path = ".".join(str(part) for part in problem["loc"])
+        origin = next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)
+        source = f" (from {origin})" if origin else ""
+        if problem["type"] == "extra_forbidden":
+            *parents, given = problem["loc"]
+            section = ".".join(map(str, parents))
+            return (
+                unknown_name(f"setting{f' in {section}' if section else ''}", given, _fields(model, parents))
+                + source
+            )
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        if problem["type"] == "value_error":
+            return f"{path}: {message}{source}" if path else message
+        if problem["type"] == "missing":
+            return f"{path}: is required but not given."
+        return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
+
+
+def compose(
+    *,
+    dataset: str | None = None,
+    learner: str | None = None,
+    preset: str | None = None,
+    config_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    tree: Mapping[str, Any] | None = None,
+) -> ComposedConfig:
+    """Put a configuration together from its sources.
+
+    Args:
+        dataset: Name of a file in ``configs/datasets``, a YAML file, or a folder or parquet file with images.
+        learner: Name of a built-in learner or ``package.module:Class``.
+        preset: Preset of the learner's file; None picks "official" where data set and weights match, else "embedded".
+        config_file: A partial run configuration.
+        overrides: Items ``path.to.setting=value``.
+        tree: A partial run configuration that wins over all files but not over ``overrides``.
+    """
+    late = ComposedConfig()
+    if config_file is not None:
+        late.merge(read_yaml(find_config(str(config_file))), str(config_file))
+    if tree:
+        late.merge(tree, "the study" if dataset else "Python")
+    for item in overrides:
+        late.merge(parse_override(item), f"--set {item}")
+    dataset = dataset or late.tree.get("dataset", {}).get("name")
+    learner = learner or late.tree.get("learner", {}).get("name")
+
+    composed = ComposedConfig()
+    if dataset is not None:
+        composed.merge(*_dataset_tree(dataset))
+    if learner is not None:
+        _merge_learner(composed, late, learner, preset or late.tree.get("preset"))
+    for key, value in leaves(late.tree):
+        composed.merge(_nested(key, value), late.origins[key])
+    return composed
+
+
+def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str, preset: str | None) -> None:
+    """Merge the learner's file: its base, the preset, and the preset's part for the data set."""
+    composed.merge({"learner": {"name": learner}}, f"--learner {learner}")
+    learner_class(learner)  # a wrong name is reported before its file is looked for
+    file = find_config(
+        f"learners/{learner.rpartition(':')[2] if ':' in learner else learner}", is_optional=":" in learner
+    )
+    contents = read_yaml(file) if file else {}
+    presets: dict[str, Tree] = contents.pop("presets", {})
+    composed.merge(contents, str(file))
+    dataset_name = str(
+        late.tree.get("dataset", {}).get("name") or composed.tree.get("dataset", {}).get("name")
+    )
+    chosen = preset or _default_preset(presets, dataset_name, late.tree.get("backbone", {}).get("name"))
+    composed.merge(
+        {"preset": chosen}, "--preset" if preset else "the default preset for data set and weights"
+    )
+    if chosen == "none":
+        return
+    if chosen not in presets:
+        raise UsageError(unknown_name(f"preset of learner '{learner}'", chosen, [*presets, "none"]))
+    settings = dict(presets[chosen])
+    per_dataset: dict[str, Tree] = settings.pop("datasets", {})
+    composed.merge(settings, f"{file}, preset {chosen}")
+    if dataset_name in per_dataset:
+        composed.merge(per_dataset[dataset_name], f"{file}, preset {chosen} for {dataset_name}")
+    tuned, given = settings.get("backbone", {}).get("name"), late.tree.get("backbone", {}).get("name")
+    if given is not None and tuned is not None and given != tuned:
+        logger.warning(
+            "preset '%s' of %s was made for %s, not for %s: its rates may not fit.",
+            chosen,
+            learner,
+            tuned,
+            given,
+        )
+
+
+def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | None) -> str:
+    official = presets.get("official", {})
+    tuned = official.get("backbone", {}).get("name")
+    if dataset in official.get("datasets", {}) and backbone in (None, tuned):
+        return "official"
+    return "embedded" if "embedded" in presets else next(iter(presets), "none")
+
+
+def _dataset_tree(dataset: str) -> tuple[Tree, str]:
+    """Return the partial configuration that a data set's name, file or folder stands for, and its origin."""
+    file = find_config(f"datasets/{dataset}", is_optional=True)
+    if file is None and dataset.endswith((".yaml", ".yml")):
+        file = find_config(dataset)
+    if file is not None:
+        return read_yaml(file), str(file)
+    path = Path(dataset).expanduser()
+    if path.exists() or "/" in dataset or path.suffix:
+        default = find_config("datasets/folder", is_optional=True)
+        tree = read_yaml(default) if default else {}
+        _merge(tree, {"dataset": {"name": path.resolve().stem, "path": str(path)}})
+        return tree, f"--dataset {dataset}"
+    raise UsageError(
+        unknown_name("data set", dataset, list_configs("datasets"))
+        + " Or give a folder, a parquet file or a YAML file."
+    )
+
+
+def list_configs(folder: str) -> list[str]:
+    """Return the names of all YAML files in a folder of ``configs``."""
+    return sorted({file.stem for root in CONFIG_FOLDERS for file in (root / folder).glob("*.yaml")})
+
+
+def find_config(name: str, *, is_optional: bool = False) -> Path | None:
+    """Return the first of: the path given, ``./configs``, the configurations of the package.
+
+    Raises:
+        UsageError: There is none, unless ``is_optional``.
+    """
+    names = [name] if name.endswith((".yaml", ".yml")) else [f"{name}.yaml"]
+    roots = (Path(), *CONFIG_FOLDERS)
+    for candidate in (root / name for name in names for root in roots):
+        if candidate.is_file():
+            return candidate
+    if is_optional:
+        return None
+    known = [str(file) for root in CONFIG_FOLDERS for file in root.rglob("*.yaml")]
+    raise UsageError(unknown_name("configuration file", names[0], known))
+
+
+def read_yaml(file: Path | None) -> Tree:
+    """Read a YAML mapping; every plain scalar but null stays text.
+
+    Raises:
+        UsageError: The file is no YAML mapping.
+    """
+    assert file is not None
+    try:
+        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_TextLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UsageError(
+            f"{file} must hold settings as 'section: {{key: value}}', not a {type(tree).__name__}."
+        )
+    return tree
+
+
+def parse_override(item: str) -> Tree:
+    """Read ``path.to.setting=value``; the value is YAML whose scalars stay text.
+
+    Raises:
+        UsageError: The item has no "=" or the value is no YAML.
+    """
+    key, equals, value = item.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
+    try:
+        return _nested(key.strip(), yaml.load(value, Loader=_TextLoader))
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({error}).") from error
+
+
+class _TextLoader(yaml.SafeLoader):
+    """Safe YAML in which plain scalars are text, except null: no "no" becomes False, no 010 becomes 8."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def as_text(value: Any) -> Any:
+    """Return a tree in which every scalar but None is text, so that a bool is no number."""
+    if isinstance(value, Mapping):
+        return {str(key): as_text(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_text(item) for item in value]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and value of every setting."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Return a line for every setting in which two configurations differ."""
+    first, second = dict(leaves(one)), dict(leaves(two))
+    return [
+        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key) != second.get(key)
+    ]
+
+
+def _merge(target: Tree, source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _nested(path: str, value: Any) -> Tree:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    tree: Tree = value
+    return tree
+
+
+def _prefixes(path: str) -> Iterable[str]:
+    parts = path.split(".")
+    return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """Return the names of the settings in a section."""
+    for part in path:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

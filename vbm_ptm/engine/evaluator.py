@@ -1,0 +1,70 @@
+"""Accuracy on test images: per sample, over all seen classes, without telling the learner the task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.metrics import AccuracyCell, count_correct
+
+
+class Evaluator:
+    """Counts correct predictions on the test images of tasks, each image exactly once over all ranks."""
+
+    def __init__(self, accelerator: Accelerator, benchmark: Benchmark, loading: LoaderConfig) -> None:
+        self.accelerator = accelerator
+        self.benchmark = benchmark
+        self.loading = loading
+
+    @torch.no_grad()
+    def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
+        """Return the counts for each task, in order."""
+        test = self.benchmark.datasets.test
+        rows = [self.benchmark.test_rows(task) for task in tasks]
+        task_of_row = np.full(len(test), -1)
+        for position, task_rows in enumerate(rows):
+            task_of_row[task_rows] = position
+        # In the domain-incremental scenario tasks share their classes: there is no task-incremental accuracy.
+        own_classes = [task.classes if task.domain is None else None for task in tasks]
+        cells = [
+            count_correct(
+                torch.empty(0, learner.num_seen_classes), torch.empty(0, dtype=torch.long), task_classes=own
+            )
+            for own in own_classes
+        ]
+        learner.eval()
+        loader = evaluation_loader(
+            test,
+            rows=np.concatenate(rows),
+            class_indices=self.benchmark.class_indices(test),
+            transforms=self.benchmark.transforms,
+            config=self.loading,
+            rank=self.accelerator.process_index,
+            num_ranks=self.accelerator.num_processes,
+        )
+        for images, labels, sample_ids in loader:
+            with self.accelerator.autocast():
+                scores = learner.predict(images.to(self.accelerator.device)).float().cpu()
+            task_of_image = torch.from_numpy(task_of_row[sample_ids.numpy()])
+            for position in task_of_image.unique().tolist():
+                mine = task_of_image == position
+                cells[position] += count_correct(
+                    scores[mine], labels[mine], task_classes=own_classes[position]
+                )
+        return self._over_ranks(cells)
+
+    def _over_ranks(self, cells: list[AccuracyCell]) -> list[AccuracyCell]:
+        """Add the counts of all ranks."""
+        if self.accelerator.num_processes == 1:
+            return cells
+        names = [name for name in AccuracyCell.__dataclass_fields__ if getattr(cells[0], name) is not None]
+        table = torch.tensor([[getattr(cell, name) for name in names] for cell in cells])
+        summed = self.accelerator.reduce(table.to(self.accelerator.device), reduction="sum").tolist()
+        return [AccuracyCell(**dict(zip(names, row, strict=True))) for row in summed]

@@ -1,0 +1,380 @@
+"""The training loop: every learner, with one view or many, on one rank or several.
+
+Per task: begin_task -> device -> new optimizer -> prepare -> epochs -> end_task -> evaluate -> checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import Accelerator
+from pydantic import Field
+from torch import Tensor, nn
+
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.data.view_batch import (
+    LoaderConfig,
+    MultiViewDataset,
+    TrainLoader,
+    ViewBatchConfig,
+    ViewBatchSampler,
+    effective_views,
+)
+from vbm_ptm.engine.acceleration import Precision
+from vbm_ptm.engine.checkpoint import CheckpointStore
+from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.engine.features import TaskFeatures
+from vbm_ptm.engine.interruption import StopRequest
+from vbm_ptm.engine.objective import ViewBatchObjective
+from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer, set_learning_rate
+from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
+from vbm_ptm.learners.base import Learner, LearnerOutput
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.randomness import seed_for, seed_step, seeded
+from vbm_ptm.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Integers = npt.NDArray[np.int64]
+
+
+class TrainerConfig(Settings):
+    """How the loop runs.
+
+    Attributes:
+        max_steps_per_task: Stop each task after so many steps (a smoke run); null for all epochs.
+        log_every: Steps between two readings of the losses, which stay on the device until then.
+        mixed_precision: "no", "bf16" or "fp16" through Accelerate.
+    """
+
+    max_steps_per_task: int | None = Field(default=None, ge=1)
+    log_every: int = Field(default=10, ge=1)
+    mixed_precision: Precision = "no"
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """What one task took; the result keeps one per task."""
+
+    task_index: int
+    num_samples: int
+    num_views: int
+    num_steps: int
+    num_images: int
+    min_visits: int
+    max_visits: int
+    parameters: dict[str, int]
+    training_seconds: float
+    end_task_seconds: float
+    evaluation_seconds: float
+
+
+class Trainer:
+    """Trains a learner on the tasks of a benchmark and measures it after each.
+
+    Args:
+        learner: Fresh, or restored to its last finished task.
+        benchmark: Data, tasks and transforms.
+        objective: The loss.
+        optimization: Epochs, batch size, optimizer and schedule of each task.
+        view_batch: Number of views.
+        loading: Workers and evaluation batch size.
+        config: How the loop runs.
+        accelerator: Devices, ranks and precision.
+        seed: Training seed.
+        log: Receives an event for each reading, task and evaluation.
+        store: Where checkpoints go; None on ranks other than 0.
+        stop: Asks the run to end between two steps.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        benchmark: Benchmark,
+        objective: ViewBatchObjective,
+        optimization: OptimizationConfig,
+        view_batch: ViewBatchConfig,
+        loading: LoaderConfig,
+        config: TrainerConfig,
+        accelerator: Accelerator,
+        seed: int,
+        log: RunLog,
+        store: CheckpointStore | None,
+        stop: StopRequest,
+    ) -> None:
+        self.learner = learner
+        self.benchmark = benchmark
+        self.objective = objective
+        self.optimization = optimization
+        self.view_batch = view_batch
+        self.loading = loading
+        self.config = config
+        self.accelerator = accelerator
+        self.seed = seed
+        self.log = log
+        self.store = store
+        self.stop = stop
+        self.evaluator = Evaluator(accelerator, benchmark, loading)
+        self.matrix = AccuracyMatrix()
+        self.records: list[TaskRecord] = []
+
+    def fit(self) -> None:
+        """Train on all tasks that the learner has not finished; ``matrix`` and ``records`` hold the outcome.
+
+        Raises:
+            TrainingInterrupted: The stop request came; finished tasks are saved.
+        """
+        remaining = self.benchmark.scenario.tasks[len(self.learner.tasks) :]
+        num_steps = sum(self._steps_of(task) for task in remaining)
+        with ProgressDisplay(num_steps, is_silent=not self.accelerator.is_main_process) as display:
+            for task in remaining:
+                self._fit_task(task, display)
+                self.stop.check_after_task(task.index)
+
+    def _fit_task(self, task: Task, display: ProgressDisplay) -> None:
+        with seeded(seed_for("begin_task", seed=self.seed, task=task.index)):
+            self.learner.begin_task(task)
+        self.learner.to(self.accelerator.device)
+        parameters = parameter_counts(self.learner)
+        self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
+
+        started = time.monotonic()
+        visits, num_steps, num_images, num_views = self._train(task, display)
+        trained = time.monotonic()
+        self.learner.eval()
+        features = TaskFeatures(
+            self.learner, self.benchmark, task, self.accelerator, self.loading, seed=self.seed
+        )
+        with seeded(seed_for("end_task", seed=self.seed, task=task.index)):
+            self.learner.end_task(task, features)
+        self._broadcast_state()
+        ended = time.monotonic()
+        row = self.evaluator.evaluate(self.learner, self.benchmark.scenario.seen_after(task.index))
+        self.matrix.add_row(row)
+        evaluated = time.monotonic()
+
+        record = TaskRecord(
+            task_index=task.index,
+            num_samples=len(visits),
+            num_views=num_views,
+            num_steps=num_steps,
+            num_images=num_images,
+            min_visits=int(visits.min(initial=num_steps)),
+            max_visits=int(visits.max(initial=0)),
+            parameters=parameters,
+            training_seconds=round(trained - started, 3),
+            end_task_seconds=round(ended - trained, 3),
+            evaluation_seconds=round(evaluated - ended, 3),
+        )
+        self.records.append(record)
+        accuracy = self.matrix.curve()[-1]
+        self.log.write("task", accuracy=accuracy, **asdict(record))
+        display.line(self._task_line(task, record, accuracy))
+        if self.store:
+            self.store.save(self.learner, self.state())
+        self.accelerator.wait_for_everyone()
+
+    def _train(self, task: Task, display: ProgressDisplay) -> tuple[Integers, int, int, int]:
+        """Run the task's epochs; return visits per sample, steps, images and views."""
+        rows = self.benchmark.training_rows(task)
+        visits = np.zeros(len(rows), dtype=np.int64)
+        num_views = effective_views(len(rows), self.view_batch.num_views)
+        groups = self.learner.parameter_groups()
+        if not groups:
+            return visits, 0, 0, num_views
+        sampler, loader = self._steps(task, rows)
+        self.learner.train()
+        # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
+        model, optimizer = self.accelerator.prepare(
+            _TrainingForward(self.learner), build_optimizer(self.optimization, groups)
+        )
+        trained = [parameter for group in groups for parameter in group.parameters]
+        readings = _Readings(self.accelerator, self.log, task.index)
+        num_steps = num_images = 0
+        for epoch in range(self.optimization.epochs):
+            loader.set_epoch(epoch)
+            set_learning_rate(optimizer, self.optimization, epoch)
+            for step, (positions, batch) in enumerate(zip(sampler.steps(), loader, strict=True)):
+                if num_steps == self.config.max_steps_per_task:
+                    break
+                self.stop.check()
+                seed_step(seed_for("step", seed=self.seed, task=task.index, epoch=epoch, sample=step))
+                batch = batch.to(self.accelerator.device, non_blocking=True)
+                output = model(batch.images.flatten(0, 1), batch.labels.repeat_interleave(num_views))
+                loss, parts = self.objective(
+                    output,
+                    batch.labels,
+                    num_views=num_views,
+                    num_global_groups=batch.num_global_groups,
+                    num_ranks=self.accelerator.num_processes,
+                )
+                self.accelerator.backward(loss)
+                if self.optimization.clip_gradient_norm is not None:
+                    self.accelerator.clip_grad_norm_(trained, self.optimization.clip_gradient_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+                visits[positions] += 1
+                num_steps += 1
+                num_images += len(positions) * num_views
+                readings.add(
+                    parts,
+                    epoch=epoch,
+                    step=step,
+                    images=len(positions) * num_views,
+                    groups=len(positions),
+                    views=num_views,
+                    learning_rates={group["name"]: group["lr"] for group in optimizer.param_groups},
+                )
+                display.advance()
+                if num_steps % self.config.log_every == 0:
+                    display.show(self._where(task, epoch), readings.read())
+            display.epoch_line(self._where(task, epoch), readings.end_epoch())
+        self.accelerator.free_memory()
+        return visits, num_steps, num_images, num_views
+
+    def _steps(self, task: Task, rows: Integers) -> tuple[ViewBatchSampler, TrainLoader]:
+        """Return what a step of the task holds, over all ranks and on this one."""
+        train, num_views = self.benchmark.datasets.train, self.view_batch.num_views
+        sampler = ViewBatchSampler(len(rows), self.optimization.batch_size, num_views, self.seed, task.index)
+        dataset = MultiViewDataset(
+            train,
+            rows=rows,
+            class_indices=self.benchmark.class_indices(train),
+            transforms=self.benchmark.transforms,
+            num_views=num_views,
+            seed=self.seed,
+            task_index=task.index,
+        )
+        loader = TrainLoader(
+            dataset,
+            sampler=sampler,
+            config=self.loading,
+            rank=self.accelerator.process_index,
+            num_ranks=self.accelerator.num_processes,
+            pin_memory=self.accelerator.device.type == "cuda",
+        )
+        return sampler, loader
+
+    def _steps_of(self, task: Task) -> int:
+        num_samples = len(self.benchmark.training_rows(task))
+        steps = math.ceil(num_samples / self.optimization.batch_size) * self.optimization.epochs
+        return min(steps, self.config.max_steps_per_task or steps)
+
+    def _broadcast_state(self) -> None:
+        """Make every rank continue with rank 0's tensors, bit for bit."""
+        if self.accelerator.num_processes > 1:
+            for tensor in self.learner.state_dict().values():
+                torch.distributed.broadcast(tensor, src=0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load_state`` needs, as JSON values."""
+        return {
+            "class_names": list(self.benchmark.scenario.class_names),
+            "tasks": [asdict(task) for task in self.benchmark.scenario.tasks],
+            "matrix": self.matrix.to_dict(),
+            "records": [asdict(record) for record in self.records],
+            "log_position": self.log.position,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from what ``state`` returned."""
+        self.matrix = AccuracyMatrix.from_dict(state["matrix"])
+        self.records = [TaskRecord(**record) for record in state["records"]]
+
+    def _where(self, task: Task, epoch: int) -> str:
+        num_tasks = len(self.benchmark.scenario.tasks)
+        return f"task {task.index + 1}/{num_tasks} · epoch {epoch + 1}/{self.optimization.epochs}"
+
+    def _task_line(self, task: Task, record: TaskRecord, accuracy: float | None) -> str:
+        shown = "n/a" if accuracy is None else f"{accuracy:.2f} %"
+        seconds = record.training_seconds + record.end_task_seconds + record.evaluation_seconds
+        return (
+            f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} done: {len(task.classes)} classes, "
+            f"{record.num_samples} samples, {record.num_steps} steps, {record.num_images} images, "
+            f"each sample visited {record.min_visits} to {record.max_visits} times with {record.num_views} views; "
+            f"accuracy over all seen classes {shown}; {seconds:.1f} s"
+        )
+
+
+class _TrainingForward(nn.Module):
+    """All that DDP and autocast wrap; the learner itself stays as it is."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        output: LearnerOutput = self.learner(images, labels)
+        return output
+
+
+class _Readings:
+    """Loss parts that stay on the device until they are read, and the check that they are finite."""
+
+    def __init__(self, accelerator: Accelerator, log: RunLog, task_index: int) -> None:
+        self._accelerator = accelerator
+        self._log = log
+        self._task_index = task_index
+        self._unread: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+        self._epoch: list[dict[str, float]] = []
+
+    def add(self, parts: dict[str, Tensor], **position: Any) -> None:
+        """Keep what one step reported, and where it was."""
+        self._unread.append((position, parts))
+
+    def read(self) -> dict[str, float]:
+        """Read, check and log the steps since the last reading; return the mean of each part over them.
+
+        Raises:
+            FloatingPointError: A loss is not finite; the message names the first such step.
+        """
+        positions = [position for position, _ in self._unread]
+        names = list(self._unread[0][1])
+        table = torch.stack(
+            [torch.stack([parts[name].float() for name in names]) for _, parts in self._unread]
+        )
+        rows = self._accelerator.reduce(table, reduction="mean").tolist()
+        self._unread.clear()
+        steps = [dict(zip(names, row, strict=True)) for row in rows]
+        for position, values in zip(positions, steps, strict=True):
+            if not math.isfinite(values["loss"]):
+                raise FloatingPointError(
+                    f"the loss is {values['loss']} in task {self._task_index}, epoch {position['epoch']}, "
+                    f"step {position['step']}: {values}. Finished tasks are saved; lower "
+                    "optimization.learning_rate or look at the data."
+                )
+            self._log.write("step", task=self._task_index, **position, **values)
+        self._epoch += steps
+        return _means(steps)
+
+    def end_epoch(self) -> dict[str, float]:
+        """Read what is left; return the mean of each part over the epoch."""
+        if self._unread:
+            self.read()
+        means = _means(self._epoch)
+        self._epoch = []
+        return means
+
+
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} if steps else {}
+
+
+def parameter_counts(learner: Learner) -> dict[str, int]:
+    """Return the trainable parameters by group, and the frozen ones."""
+    counts = {
+        group.name: sum(parameter.numel() for parameter in group.parameters)
+        for group in learner.parameter_groups()
+    }
+    frozen = sum(parameter.numel() for parameter in learner.parameters() if not parameter.requires_grad)
+    return counts | {"frozen": frozen}

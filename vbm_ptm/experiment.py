@@ -1,0 +1,407 @@
+"""The composition root: from a configuration to objects, to a trained learner, to a run directory.
+
+config.yaml    the whole configuration, ready to be run again
+result.json    what was reached, and all that it depends on
+log.jsonl      one line per step, task and evaluation
+checkpoints/   see vbm_ptm.engine.checkpoint
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import logging
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import vbm_ptm
+from vbm_ptm.backbones import load_vit
+from vbm_ptm.config import ComposedConfig, RunConfig, compose, differences, read_yaml
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.datasets import load_image_dataset
+from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.scenario import build_scenario
+from vbm_ptm.data.transforms import build_transforms
+from vbm_ptm.engine.acceleration import build_accelerator
+from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
+from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.engine.interruption import StopRequest
+from vbm_ptm.engine.objective import ViewBatchObjective
+from vbm_ptm.engine.tracking import RunLog
+from vbm_ptm.engine.trainer import Trainer
+from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.registry import learner_class
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.randomness import seed_for, seeded
+
+logger = logging.getLogger(__name__)
+
+RESULT_VERSION = 1
+# Settings that change how a run works but not what it computes: they may differ when it goes on.
+FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "device")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a configuration stands for, built."""
+
+    config: RunConfig[Any]
+    benchmark: Benchmark
+    learner: Learner
+
+
+def build(config: RunConfig[Any]) -> Setup:
+    """Build the data, the tasks, the transforms and the learner of a configuration."""
+    datasets = load_image_dataset(config.dataset)
+    scenario = build_scenario(
+        config.scenario,
+        class_names=datasets.class_names,
+        labels=datasets.train.labels,
+        domains=datasets.train.domains,
+    )
+    learner = build_learner(config, num_tasks=len(scenario.tasks))
+    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
+    return Setup(config, Benchmark(datasets, scenario, transforms), learner)
+
+
+def build_learner(config: RunConfig[Any], *, num_tasks: int) -> Learner:
+    """Load the backbone and build an untrained learner on it."""
+    backbone = load_vit(
+        config.backbone.name, config.backbone.checkpoint, image_size=config.backbone.image_size
+    )
+    with seeded(seed_for("learner", seed=config.seed)):
+        return learner_class(config.learner.name)(backbone, config.learner, num_tasks=num_tasks)
+
+
+def run(
+    config: RunConfig[Any] | Mapping[str, Any],
+    *,
+    output: Path | str,
+    resume: bool = False,
+    stop_after_task: int | None = None,
+) -> dict[str, Any]:
+    """Train and evaluate a learner; return what ``result.json`` holds.
+
+    Args:
+        config: A configuration, or its tree (``compose`` fills in what the data set's and learner's files say).
+        output: The run directory; it must not exist unless ``resume``.
+        resume: Go on after the last finished task, or return the result of a finished run.
+        stop_after_task: Stop, saved, once so many tasks are finished.
+
+    Raises:
+        UsageError: Wrong configuration, data or directory.
+        TrainingInterrupted: The run was stopped and can be resumed.
+    """
+    if not isinstance(config, RunConfig):
+        config = compose(tree=config).validate()
+    directory = RunDirectory(Path(output))
+    accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
+    is_main = accelerator.is_main_process
+    stop = StopRequest(stop_after_task)
+    with directory.claimed(config, resume=resume) if is_main else nullcontext():
+        accelerator.wait_for_everyone()
+        finished = directory.result() if resume else None
+        if finished and finished["status"] == "finished":
+            return finished
+        started = time.monotonic()
+        setup = build(config)
+        store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
+        checkpoint = store.read() if resume else None
+        position = checkpoint.state["log_position"] if checkpoint else 0
+        log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
+        trainer = Trainer(
+            setup.learner,
+            benchmark=setup.benchmark,
+            objective=ViewBatchObjective(config.objective),
+            optimization=config.optimization,
+            view_batch=config.view_batch,
+            loading=config.data,
+            config=config.trainer,
+            accelerator=accelerator,
+            seed=config.seed,
+            log=log,
+            store=store if is_main else None,
+            stop=stop,
+        )
+        if checkpoint:
+            restore_checked(setup, checkpoint)
+            trainer.load_state(checkpoint.state)
+            logger.info(
+                "going on after task %d of %d", checkpoint.task_index + 1, len(setup.benchmark.scenario.tasks)
+            )
+        for line in banner(setup, num_ranks=accelerator.num_processes, device=str(accelerator.device)):
+            logger.info(line)
+        status = "failed"
+        try:
+            with stop.listening():
+                trainer.fit()
+            status = "finished"
+        except TrainingInterrupted as interruption:
+            status = "interrupted"
+            raise TrainingInterrupted(
+                interruption.exit_code,
+                f"{interruption}; {len(trainer.records)} finished tasks are saved in {directory.path}. "
+                "Go on with the same command and --resume.",
+            ) from None
+        finally:
+            log.close()
+            result = _result(setup, trainer, status=status, seconds=time.monotonic() - started)
+            if is_main:
+                write_json(directory.path / "result.json", result)
+        return result
+
+
+class RunDirectory:
+    """The folder of one run, with one writer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config(self) -> RunConfig[Any]:
+        """Read the configuration that the run was started with."""
+        file = self.path / "config.yaml"
+        if not file.is_file():
+            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
+        composed = ComposedConfig()
+        composed.merge(read_yaml(file), str(file))
+        return composed.validate()
+
+    def result(self) -> dict[str, Any] | None:
+        """Read ``result.json`` if there is one."""
+        file = self.path / "result.json"
+        if not file.is_file():
+            return None
+        result: dict[str, Any] = json.loads(file.read_text())
+        return result
+
+    def checkpoint(self, task: int | None = None) -> Checkpoint:
+        """Read the checkpoint of a task, or the newest one.
+
+        Raises:
+            UsageError: There is none, or none of that task.
+        """
+        checkpoint = CheckpointStore(self.path / "checkpoints").read(task)
+        if checkpoint is None:
+            raise UsageError(f"{self.path} holds no finished task yet; train at least one.")
+        return checkpoint
+
+    @contextmanager
+    def claimed(self, config: RunConfig[Any], *, resume: bool) -> Iterator[None]:
+        """Hold the directory as its only writer, with the configuration written or compared.
+
+        Raises:
+            UsageError: The directory is in use, exists without ``resume``, or belongs to another configuration.
+        """
+        has_run = (self.path / "config.yaml").exists()
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--output {self.path} is a file; give a folder that does not exist yet.")
+        if self.path.exists() and not resume and any(self.path.iterdir()):
+            raise UsageError(
+                f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
+                if has_run
+                else f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.path} is in use by another run; wait for it or give another --output."
+                ) from None
+            if has_run:
+                self._compare(config)
+            else:
+                text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+                (self.path / "config.yaml").write_text(text, encoding="utf-8")
+            yield
+
+    def _compare(self, config: RunConfig[Any]) -> None:
+        stored = self.config().model_dump(mode="json")
+        lines = [
+            line
+            for line in differences(stored, config.model_dump(mode="json"))
+            if not line.startswith(FREE_ON_RESUME)
+        ]
+        if lines:
+            raise UsageError(
+                f"{self.path} was started with another configuration (stored against given): {'; '.join(lines)}. "
+                "Resume with the stored settings or give another --output."
+            )
+
+
+def evaluate(run_directory: Path | str, *, task: int | None = None) -> AccuracyMatrix:
+    """Measure a stored learner again on the test images of all tasks that it had seen.
+
+    Args:
+        run_directory: What ``run`` wrote.
+        task: Index of the task after which the learner is taken; None for the last finished one.
+
+    Returns:
+        A matrix whose only row is the new measurement.
+    """
+    directory = RunDirectory(Path(run_directory))
+    config = directory.config()
+    accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
+    checkpoint = directory.checkpoint(task)
+    setup = build(config)
+    restore_checked(setup, checkpoint)
+    setup.learner.to(accelerator.device)
+    evaluator = Evaluator(accelerator, setup.benchmark, config.data)
+    tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
+    return AccuracyMatrix([evaluator.evaluate(setup.learner, tasks)])
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best classes of one image, best first."""
+
+    path: Path
+    class_names: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+def predict(
+    run_directory: Path | str, images: Iterable[Path | str], *, top_k: int = 5, task: int | None = None
+) -> Iterator[Prediction]:
+    """Classify image files with a stored learner; needs neither the training nor the test data.
+
+    Args:
+        run_directory: What ``run`` wrote.
+        images: Image files.
+        top_k: Classes to name for each image; classes that the learner rules out are never named.
+        task: Index of the task after which the learner is taken; None for the last finished one.
+    """
+    directory = RunDirectory(Path(run_directory))
+    config = directory.config()
+    checkpoint = directory.checkpoint(task)
+    accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
+    learner = build_learner(config, num_tasks=len(checkpoint.state["tasks"]))
+    restore(learner, checkpoint)
+    learner.to(accelerator.device).eval()
+    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
+    names = checkpoint.state["class_names"]
+    for batch in batched(map(Path, images), config.data.evaluation_batch_size):
+        pixels = torch.stack([transforms.evaluate(decode_image(path)) for path in batch])
+        with torch.no_grad(), accelerator.autocast():
+            scores = learner.predict(pixels.to(accelerator.device)).float().cpu()
+        best = scores.topk(min(top_k, scores.shape[1]), dim=1)
+        for path, values, indices in zip(batch, best.values, best.indices, strict=True):
+            finite = values.isfinite()
+            chosen = tuple(names[index] for index in indices[finite].tolist())
+            yield Prediction(path, chosen, tuple(values[finite].tolist()))
+
+
+def batched(items: Iterable[Path], size: int) -> Iterator[list[Path]]:
+    """Yield lists of at most ``size`` items."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def restore_checked(setup: Setup, checkpoint: Checkpoint) -> None:
+    """Restore a learner for going on or measuring, after making sure that data and weights are the same.
+
+    Raises:
+        UsageError: The classes or the pre-trained weights are not those of the checkpoint.
+    """
+    names = list(setup.benchmark.scenario.class_names)
+    if checkpoint.state["class_names"] != names:
+        raise UsageError(
+            f"the data set's classes are not those that {checkpoint.path} was trained on, or stand in another order: "
+            f"{names} against {checkpoint.state['class_names']}."
+        )
+    restore(setup.learner, checkpoint)
+
+
+def banner(setup: Setup, *, num_ranks: int, device: str) -> list[str]:
+    """Say in a few lines what is about to happen."""
+    config, scenario = setup.config, setup.benchmark.scenario
+    num_views, batch_size = config.view_batch.num_views, config.optimization.batch_size
+    sizes = [len(task.classes) for task in scenario.tasks]
+    weights = setup.learner.backbone.weights
+    hint = " (baseline: --set view_batch.num_views=1)" if num_views > 1 else " (the plain baseline)"
+    return [
+        f"learner {config.learner.name}, preset {config.preset}, seed {config.seed}",
+        f"backbone {weights.name if weights else 'given by the caller'}, "
+        f"weights SHA-256 {weights.sha256[:12] if weights else 'n/a'}",
+        f"data {config.dataset.name}: {len(setup.benchmark.datasets.train)} training and "
+        f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
+        f"{len(sizes)} tasks of {_sizes(sizes)}",
+        f"view batch: {num_views} view{'s' if num_views > 1 else ''}{hint}; "
+        f"a step has {batch_size} images = {batch_size // num_views} groups x {num_views} views over {num_ranks} rank"
+        f"{'s' if num_ranks > 1 else ''} on {device}, precision {config.trainer.mixed_precision}",
+    ]
+
+
+def _sizes(sizes: list[int]) -> str:
+    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
+
+
+def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> dict[str, Any]:
+    """Put together what ``result.json`` holds."""
+    config, benchmark = setup.config, setup.benchmark
+    weights, records = setup.learner.backbone.weights, trainer.records
+    timings = ("training_seconds", "end_task_seconds", "evaluation_seconds")
+    return {
+        "version": RESULT_VERSION,
+        "status": status,
+        "learner": config.learner.name,
+        "dataset": config.dataset.name,
+        "num_views": config.view_batch.num_views,
+        "seed": config.seed,
+        "class_order_seed": config.scenario.class_order_seed,
+        "metrics": trainer.matrix.summary(),
+        "accuracy_counts": trainer.matrix.to_dict(),
+        "class_names": list(benchmark.scenario.class_names),
+        "tasks": [
+            [benchmark.scenario.class_names[index] for index in task.new_classes]
+            for task in benchmark.scenario.tasks
+        ],
+        "task_records": [
+            {name: value for name, value in asdict(record).items() if name not in timings}
+            for record in records
+        ],
+        "num_images": sum(record.num_images for record in records),
+        "num_steps": sum(record.num_steps for record in records),
+        "weights": asdict(weights) if weights else None,
+        "split_sha256": benchmark.datasets.split_sha256,
+        "data": benchmark.datasets.record,
+        "transforms": benchmark.transforms.record,
+        "config": config.model_dump(mode="json"),
+        "versions": _versions(),
+        "num_ranks": trainer.accelerator.num_processes,
+        "device": str(trainer.accelerator.device),
+        "num_threads": torch.get_num_threads(),
+        "timings": {
+            "total_seconds": round(seconds, 3),
+            "tasks": [{name: getattr(record, name) for name in timings} for record in records],
+        },
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = (
+        "vbm_ptm",
+        "torch",
+        "torchvision",
+        "timm",
+        "accelerate",
+        "datasets",
+        "safetensors",
+        "numpy",
+        "pillow",
+    )
+    libraries = {name: importlib.metadata.version(name) for name in names}
+    return {"vbm_ptm": vbm_ptm.__version__, "python": platform.python_version(), **libraries}
