@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from vbm_ptm.backbones import BackboneConfig
 from vbm_ptm.data.datasets import DatasetSpec
@@ -32,7 +32,6 @@ from vbm_ptm.settings import Settings
 logger = logging.getLogger(__name__)
 
 Tree = dict[str, Any]
-LearnerSettings = TypeVar("LearnerSettings", bound=LearnerConfig)
 
 CONFIG_FOLDERS = (
     Path("configs"),
@@ -41,13 +40,13 @@ CONFIG_FOLDERS = (
 )
 
 
-class RunConfig(Settings, Generic[LearnerSettings]):
+class RunConfig(Settings):
     """Everything that decides a run; each section is the configuration class of one unit."""
 
     dataset: DatasetSpec
     scenario: ScenarioConfig = ScenarioConfig()
     backbone: BackboneConfig = BackboneConfig()
-    learner: LearnerSettings
+    learner: LearnerConfig
     view_batch: ViewBatchConfig = ViewBatchConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     optimization: OptimizationConfig = OptimizationConfig()
@@ -59,7 +58,7 @@ class RunConfig(Settings, Generic[LearnerSettings]):
     seed: int = Field(default=1993, ge=0)
 
     @model_validator(mode="after")
-    def _check_views(self) -> RunConfig[LearnerSettings]:
+    def _check_views(self) -> RunConfig:
         num_views, epochs = self.view_batch.num_views, self.optimization.epochs
         check_batch_arithmetic(self.optimization.batch_size, num_views)
         if epochs < num_views and not self.view_batch.allow_partial_cycle:
@@ -87,7 +86,7 @@ class ComposedConfig:
             }
             self.origins[key] = origin
 
-    def validate(self) -> RunConfig[Any]:
+    def validate(self) -> RunConfig:
         """Read the tree by the annotations.
 
         Raises:
@@ -96,8 +95,8 @@ class ComposedConfig:
         name = self.tree.get("learner", {}).get("name")
         if name is None:
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
-        # The parametrised model validates all sections, the learner's own included, in one pass.
-        model = RunConfig[learner_class(name).config_class]  # type: ignore[misc]
+        # A model whose learner section has the method's own class validates all sections, the learner's own included, in one pass.
+        model = create_model("RunConfig", __base__=RunConfig, learner=(learner_class(name).config_class, ...))
         try:
             return model.model_validate(as_text(self.tree))
         except ValidationError as error:
@@ -285,10 +284,12 @@ def parse_override(item: str) -> Tree:
 class _TextLoader(yaml.SafeLoader):
     """Safe YAML in which plain scalars are text, except null: no "no" becomes False, no 010 becomes 8."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+
+# The attribute belongs to the class, although the stubs of PyYAML take it for an instance's.
+_TextLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def as_text(value: Any) -> Any:

@@ -18,7 +18,7 @@ class UsageError(ValueError):
         self.problems = problems
 
 
-class TrainingInterrupted(Exception):
+class TrainingInterrupted(Exception):  # noqa: N818 - to be asked to stop is no error
     """A run that was asked to stop and has saved what it finished.
 
     Args:

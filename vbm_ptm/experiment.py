@@ -1,32 +1,23 @@
-"""The composition root: from a configuration to objects, to a trained learner, to a run directory.
-
-config.yaml    the whole configuration, ready to be run again
-result.json    what was reached, and all that it depends on
-log.jsonl      one line per step, task and evaluation
-checkpoints/   see vbm_ptm.engine.checkpoint
-"""
+"""The composition root: from a configuration to objects, to a trained learner, to a run directory."""
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
-import json
 import logging
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
-from vbm_ptm.config import ComposedConfig, RunConfig, compose, differences, read_yaml
+from vbm_ptm.config import RunConfig, compose
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image
@@ -44,24 +35,23 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 RESULT_VERSION = 1
-# Settings that change how a run works but not what it computes: they may differ when it goes on.
-FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "device")
 
 
 @dataclass(frozen=True)
 class Setup:
     """All that a configuration stands for, built."""
 
-    config: RunConfig[Any]
+    config: RunConfig
     benchmark: Benchmark
     learner: Learner
 
 
-def build(config: RunConfig[Any]) -> Setup:
+def build(config: RunConfig) -> Setup:
     """Build the data, the tasks, the transforms and the learner of a configuration."""
     datasets = load_image_dataset(config.dataset)
     scenario = build_scenario(
@@ -75,7 +65,7 @@ def build(config: RunConfig[Any]) -> Setup:
     return Setup(config, Benchmark(datasets, scenario, transforms), learner)
 
 
-def build_learner(config: RunConfig[Any], *, num_tasks: int) -> Learner:
+def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
     """Load the backbone and build an untrained learner on it."""
     backbone = load_vit(
         config.backbone.name, config.backbone.checkpoint, image_size=config.backbone.image_size
@@ -85,7 +75,7 @@ def build_learner(config: RunConfig[Any], *, num_tasks: int) -> Learner:
 
 
 def run(
-    config: RunConfig[Any] | Mapping[str, Any],
+    config: RunConfig | Mapping[str, Any],
     *,
     output: Path | str,
     resume: bool = False,
@@ -160,85 +150,6 @@ def run(
             if is_main:
                 write_json(directory.path / "result.json", result)
         return result
-
-
-class RunDirectory:
-    """The folder of one run, with one writer at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def config(self) -> RunConfig[Any]:
-        """Read the configuration that the run was started with."""
-        file = self.path / "config.yaml"
-        if not file.is_file():
-            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
-        composed = ComposedConfig()
-        composed.merge(read_yaml(file), str(file))
-        return composed.validate()
-
-    def result(self) -> dict[str, Any] | None:
-        """Read ``result.json`` if there is one."""
-        file = self.path / "result.json"
-        if not file.is_file():
-            return None
-        result: dict[str, Any] = json.loads(file.read_text())
-        return result
-
-    def checkpoint(self, task: int | None = None) -> Checkpoint:
-        """Read the checkpoint of a task, or the newest one.
-
-        Raises:
-            UsageError: There is none, or none of that task.
-        """
-        checkpoint = CheckpointStore(self.path / "checkpoints").read(task)
-        if checkpoint is None:
-            raise UsageError(f"{self.path} holds no finished task yet; train at least one.")
-        return checkpoint
-
-    @contextmanager
-    def claimed(self, config: RunConfig[Any], *, resume: bool) -> Iterator[None]:
-        """Hold the directory as its only writer, with the configuration written or compared.
-
-        Raises:
-            UsageError: The directory is in use, exists without ``resume``, or belongs to another configuration.
-        """
-        has_run = (self.path / "config.yaml").exists()
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"--output {self.path} is a file; give a folder that does not exist yet.")
-        if self.path.exists() and not resume and any(self.path.iterdir()):
-            raise UsageError(
-                f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
-                if has_run
-                else f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"{self.path} is in use by another run; wait for it or give another --output."
-                ) from None
-            if has_run:
-                self._compare(config)
-            else:
-                text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-                (self.path / "config.yaml").write_text(text, encoding="utf-8")
-            yield
-
-    def _compare(self, config: RunConfig[Any]) -> None:
-        stored = self.config().model_dump(mode="json")
-        lines = [
-            line
-            for line in differences(stored, config.model_dump(mode="json"))
-            if not line.startswith(FREE_ON_RESUME)
-        ]
-        if lines:
-            raise UsageError(
-                f"{self.path} was started with another configuration (stored against given): {'; '.join(lines)}. "
-                "Resume with the stored settings or give another --output."
-            )
 
 
 def evaluate(run_directory: Path | str, *, task: int | None = None) -> AccuracyMatrix:

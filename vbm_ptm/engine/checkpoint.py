@@ -176,9 +176,7 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     tensors = checkpoint.tensors()
     finished = zip(checkpoint.state["tasks"], checkpoint.state["finished_shapes"], strict=False)
     for values, shapes in finished:
-        task = Task(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        )
+        task = _task(values)
         learner.begin_task(task)
         learner.allocate(task, shapes)
     if learner.backbone_is_frozen:
@@ -186,6 +184,17 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
             name: value for name, value in learner.state_dict().items() if name.startswith("backbone.")
         }
     learner.load_state_dict(tensors)
+
+
+def _task(values: Mapping[str, Any]) -> Task:
+    """Rebuild a task from JSON, where tuples have become lists."""
+    return Task(
+        index=values["index"],
+        classes=tuple(values["classes"]),
+        new_classes=tuple(values["new_classes"]),
+        num_seen_classes=values["num_seen_classes"],
+        domain=values["domain"],
+    )
 
 
 def write_json(path: Path, value: Any) -> None:

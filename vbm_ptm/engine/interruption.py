@@ -39,7 +39,7 @@ class StopRequest:
 
         def request(number: int, frame: FrameType | None) -> None:
             self._signal = number
-            signal.signal(number, previous[number])
+            signal.signal(number, previous[signal.Signals(number)])
 
         previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

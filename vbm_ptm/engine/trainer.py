@@ -202,6 +202,8 @@ class Trainer:
         readings = _Readings(self.accelerator, self.log, task.index)
         num_steps = num_images = 0
         for epoch in range(self.optimization.epochs):
+            if num_steps == self.config.max_steps_per_task:
+                break
             loader.set_epoch(epoch)
             set_learning_rate(optimizer, self.optimization, epoch)
             for step, (positions, batch) in enumerate(zip(sampler.steps(), loader, strict=True)):

@@ -67,9 +67,6 @@ class TaskStatistics(nn.Module):
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor.detach().clone().contiguous())
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self.get_buffer(name)
-
 
 class Learner(nn.Module):
     """A continual-learning method on a pre-trained vision transformer.
@@ -164,12 +161,14 @@ class Learner(nn.Module):
             empty = {name: torch.zeros(tuple(shape)) for name, shape in shapes.items()}
             self.statistics[str(task.index)] = TaskStatistics(empty)
 
+    def statistics_of(self, task: Task) -> dict[str, Tensor]:
+        """Return what a task left behind, by name; empty before its end."""
+        key = str(task.index)
+        return dict(self.statistics[key].named_buffers()) if key in self.statistics else {}
+
     def finished_shapes(self, task: Task) -> dict[str, list[int]]:
         """Return what ``allocate`` needs for a finished task."""
-        key = str(task.index)
-        if key not in self.statistics:
-            return {}
-        return {name: list(tensor.shape) for name, tensor in self.statistics[key].named_buffers()}
+        return {name: list(tensor.shape) for name, tensor in self.statistics_of(task).items()}
 
     def columns(self, classes: Sequence[int], device: torch.device) -> Tensor:
         """Return class indices as the (K,) tensor that ``LearnerOutput`` wants."""

@@ -56,9 +56,7 @@ class NearestMean(Learner):
         features = self.query(images) if query is None else query
         sums = features.new_zeros(self.num_seen_classes, features.shape[1])
         for task in self.tasks:
-            if str(task.index) in self.statistics:
-                sums[self.columns(task.classes, sums.device)] += self.statistics[str(task.index)]["sum"].to(
-                    sums
-                )
+            if statistics := self.statistics_of(task):
+                sums[self.columns(task.classes, sums.device)] += statistics["sum"].to(sums)
         # The cosine does not see whether a class is a sum or a mean.
         return F.normalize(features, dim=1) @ F.normalize(sums, dim=1).T

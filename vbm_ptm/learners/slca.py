@@ -171,7 +171,7 @@ class SLCA(Learner):
         count, newest = self.config.alignment_samples_per_class, len(self.tasks)
         draws, labels = [], []
         for task in self.tasks:
-            statistics = self.statistics[str(task.index)]
+            statistics = self.statistics_of(task)
             scale = 1 - self.config.mean_decay * (1 - (task.index + 1) / newest)
             for class_index in task.classes:
                 mean, factor = statistics[f"mean_{class_index}"], statistics[f"factor_{class_index}"]
