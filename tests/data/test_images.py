@@ -176,6 +176,8 @@ def test_decode_image__closes_files(tmp_path: Path) -> None:
 def test_check_images__finds_every_bad_image(tmp_path: Path) -> None:
     expected = bad_files(tmp_path)
     names = ["whole.jpg", *expected]
-    found = check_images(lambda i: {"bytes": None, "path": str(tmp_path / names[i])}, lambda i: names[i], len(names))
+    found = check_images(
+        lambda i: {"bytes": None, "path": str(tmp_path / names[i])}, lambda i: names[i], len(names)
+    )
     assert [names[index] for index in found] == list(expected)
     assert all(names[index] in problem for index, problem in found.items())

@@ -135,13 +135,14 @@ def _walk(root: Path) -> _Tree:
         except OSError as error:
             raise UsageError(f"cannot read the folder '{root / folder}': {error.strerror}.") from error
         for entry in entries:
-            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FILES:
+            if entry.name.startswith("."):
                 continue
             path = folder + entry.name
             if entry.is_dir():
                 if entry.is_symlink():
                     target = os.path.realpath(entry.path)
-                    if any(f"{real}{os.sep}".startswith(f"{target}{os.sep}") for real in entered):
+                    inside = (*entered, os.path.realpath(root / folder))
+                    if any(f"{real}{os.sep}".startswith(f"{target}{os.sep}") for real in inside):
                         continue  # a link back to a folder we are in
                     folders.append(path)
                     pending.append((path + "/", (*entered, target)))
@@ -150,7 +151,7 @@ def _walk(root: Path) -> _Tree:
                     pending.append((path + "/", entered))
             elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
                 images.append(path)
-            else:
+            elif entry.name.lower() not in _SYSTEM_FILES:
                 other_files.append(path)
     _refuse_undecodable_names(root, images + folders)
     direct: Counter[str] = Counter()
