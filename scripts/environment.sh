@@ -28,12 +28,17 @@ print(hashlib.sha256(pyproject + f"{sys.version}{sys.argv[1]}".encode()).hexdige
 PYTHON
 }
 
+installed() {
+    ls "$environment"/lib/python*/site-packages
+}
+
 # prepare_environment [EXTRA ...]
 #
 # .venv/vbm_ptm_state holds "installing PID" during an installation and afterwards the fingerprint and the
-# extras that are there, so that an installation that was cut off is noticed and done again from scratch.
+# extras that are there. An installation that was cut off half-way is thus noticed, and done again from
+# scratch; one that failed before it changed anything (no network) leaves the environment as it was.
 prepare_environment() {
-    local state="$environment/vbm_ptm_state" word="" rest="" now extra extras=() missing=0
+    local state="$environment/vbm_ptm_state" word="" rest="" before now extra extras=() missing=0
     if [ -f "$state" ]; then
         read -r word rest <"$state" || true
     fi
@@ -63,10 +68,14 @@ prepare_environment() {
     local joined
     joined=$(IFS=,; echo "${extras[*]-}")
     echo "Installing vbm_ptm${joined:+[$joined]} into $environment (the first time takes minutes)"
+    before=$(installed)
     echo "installing $$" >"$state"
     (cd -- "$repository" && "$python" -m pip install --quiet --disable-pip-version-check \
         --editable ".${joined:+[$joined]}") || {
-        echo "The installation failed (see above). The next run starts it again." >&2
+        if [ "$(installed)" = "$before" ]; then
+            echo "$word $rest" >"$state"
+        fi
+        echo "The installation failed (see above). The next run tries it again." >&2
         return 1
     }
     echo "$now ${extras[*]-}" >"$state"
