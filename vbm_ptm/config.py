@@ -95,16 +95,20 @@ class ComposedConfig:
         name = self.tree.get("learner", {}).get("name")
         if name is None:
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
-        # A model whose learner section has the method's own class validates all sections, the learner's own included, in one pass.
+        # The learner section gets the method's own class, so that one pass finds the errors of all sections.
         model = create_model("RunConfig", __base__=RunConfig, learner=(learner_class(name).config_class, ...))
         try:
             return model.model_validate(as_text(self.tree))
         except ValidationError as error:
             raise UsageError(*(self._message(model, problem) for problem in error.errors())) from error
 
+    def origin(self, path: str) -> str | None:
+        """Return what set a setting, or one above it; None for a default."""
+        return next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)
+
     def _message(self, model: type[BaseModel], problem: Any) -> str:
         path = ".".join(str(part) for part in problem["loc"])
-        origin = next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)
+        origin = self.origin(path)
         source = f" (from {origin})" if origin else ""
         if problem["type"] == "extra_forbidden":
             *parents, given = problem["loc"]

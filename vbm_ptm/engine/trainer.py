@@ -283,6 +283,7 @@ class Trainer:
         return {
             "class_names": list(self.benchmark.scenario.class_names),
             "tasks": [asdict(task) for task in self.benchmark.scenario.tasks],
+            "evaluation_tasks": [asdict(task) for task in self.benchmark.scenario.evaluation_tasks],
             "matrix": self.matrix.to_dict(),
             "records": [asdict(record) for record in self.records],
             "log_position": self.log.position,

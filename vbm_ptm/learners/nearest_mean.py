@@ -7,6 +7,7 @@ over the images of all domains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -50,6 +51,10 @@ class NearestMean(Learner):
         members = (labels[None] == columns[:, None]).double()  # (task's classes, n)
         sums = members @ values.double()
         self.statistics[str(task.index)] = TaskStatistics({"sum": sums.float()})
+
+    def statistics_size(self, class_sizes: Sequence[int]) -> int:
+        """Return the numbers in a sum per class."""
+        return len(class_sizes) * self.backbone.width
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return cosines (N, seen) between features and class means."""

@@ -128,6 +128,11 @@ class SLCA(Learner):
         super().allocate(task, shapes)
         self._copy_heads()
 
+    def statistics_size(self, class_sizes: Sequence[int]) -> int:
+        """Return the numbers in a mean and a factor per class."""
+        width = self.backbone.width
+        return sum(width * (1 + min(max(count - 1, 0), width)) for count in class_sizes)
+
     def _copy_heads(self) -> TaskHeads:
         self.aligned_heads = copy.deepcopy(self.heads).requires_grad_(False)
         return self.aligned_heads

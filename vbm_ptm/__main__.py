@@ -1,0 +1,7 @@
+"""``python -m vbm_ptm`` is ``vbm-ptm``."""
+
+import sys
+
+from vbm_ptm.cli import main
+
+sys.exit(main())

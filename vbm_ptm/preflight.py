@@ -1,0 +1,128 @@
+"""What can be known before training: everything that is wrong, and what a run will cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vbm_ptm.config import compose, leaves
+from vbm_ptm.engine.trainer import parameter_counts
+from vbm_ptm.errors import UsageError, unknown_name
+from vbm_ptm.experiment import Setup, build
+
+
+def survey(
+    *,
+    dataset: str | None = None,
+    learner: str | None = None,
+    preset: str | None = None,
+    config_file: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Build everything that a run needs, without training; return facts and costs by name.
+
+    Args:
+        dataset: As for ``vbm_ptm.config.compose``.
+        learner: Likewise.
+        preset: Likewise.
+        config_file: Likewise.
+        overrides: Likewise.
+
+    Raises:
+        UsageError: What a run would stumble over.
+    """
+    config = compose(
+        dataset=dataset, learner=learner, preset=preset, config_file=config_file, overrides=overrides
+    ).validate()
+    setup = build(config)
+    scenario, train = setup.benchmark.scenario, setup.benchmark.datasets.train
+    samples = [len(setup.benchmark.training_rows(task)) for task in scenario.tasks]
+    setup.learner.begin_task(scenario.tasks[0])
+    parameters = parameter_counts(setup.learner)
+    is_trained = any(count for name, count in parameters.items() if name != "frozen")
+    steps = [
+        math.ceil(count / config.optimization.batch_size) * config.optimization.epochs for count in samples
+    ]
+    weights = setup.learner.backbone.weights
+    groups = config.optimization.batch_size // config.view_batch.num_views
+    return {
+        "data set": config.dataset.name,
+        "training images": len(train),
+        "test images": len(setup.benchmark.datasets.test),
+        "split SHA-256": setup.benchmark.datasets.split_sha256,
+        "classes": len(scenario.class_names),
+        "tasks": ", ".join(str(len(task.classes)) for task in scenario.tasks) + " classes",
+        "training images per task": ", ".join(map(str, samples)),
+        "learner": f"{config.learner.name}, preset {config.preset}",
+        "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
+        "parameters": ", ".join(f"{name} {count:,}" for name, count in parameters.items()),
+        "a step": f"{config.optimization.batch_size} images = {groups} groups x {config.view_batch.num_views} views",
+        "steps": sum(steps) if is_trained else 0,
+        "images to train on": sum(samples) * config.optimization.epochs if is_trained else 0,
+        "memory for weights, gradients and optimizer": _size(_training_bytes(setup, parameters)),
+        "disk for checkpoints": _size(_checkpoint_bytes(setup)),
+    }
+
+
+def explain_setting(
+    key: str,
+    *,
+    dataset: str | None = None,
+    learner: str | None = None,
+    preset: str | None = None,
+    config_file: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, str]:
+    """Return value and source of a setting, or of every setting below it.
+
+    Args:
+        key: Dotted path such as ``optimization.learning_rate`` or ``optimization``.
+        dataset: As for ``vbm_ptm.config.compose``.
+        learner: Likewise.
+        preset: Likewise.
+        config_file: Likewise.
+        overrides: Likewise.
+
+    Raises:
+        UsageError: There is no such setting, or the configuration is wrong.
+    """
+    composed = compose(
+        dataset=dataset, learner=learner, preset=preset, config_file=config_file, overrides=overrides
+    )
+    known = dict(leaves(composed.validate().model_dump(mode="json")))
+    chosen = {path: value for path, value in known.items() if path == key or path.startswith(f"{key}.")}
+    if not chosen:
+        raise UsageError(unknown_name("setting", key, known))
+    return {
+        path: f"{value}  (from {composed.origin(path) or 'the default'})" for path, value in chosen.items()
+    }
+
+
+def _training_bytes(setup: Setup, parameters: dict[str, int]) -> int:
+    """Weights, and for what is trained a gradient and the optimizer's averages, all in fp32."""
+    averages = 1 if setup.config.optimization.optimizer == "sgd" else 2
+    trained = sum(count for name, count in parameters.items() if name != "frozen")
+    return 4 * (sum(parameters.values()) + trained * (1 + averages))
+
+
+def _checkpoint_bytes(setup: Setup) -> int:
+    """All checkpoints that will stay, class statistics included."""
+    learner, scenario, keep = setup.learner, setup.benchmark.scenario, setup.config.checkpoint.keep
+    stored = sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in learner.state_dict().items()
+        if not (learner.backbone_is_frozen and name.startswith("backbone."))
+    )
+    keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
+    num_kept = len(scenario.tasks) if keeps_all else min(2, len(scenario.tasks))
+    sizes = np.bincount(setup.benchmark.class_indices(setup.benchmark.datasets.train))
+    statistics: int = learner.statistics_size(sizes.tolist())
+    return stored * num_kept + 4 * statistics
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,77 @@
+"""Result dictionaries as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from vbm_ptm.metrics import AccuracyMatrix
+
+NOT_AVAILABLE = "n/a"
+
+
+def study_table(collected: Mapping[str, Any]) -> Table:
+    """Return a line per label of a study: mean and standard deviation over its runs."""
+    table = Table(title="Accuracy over all seen classes, top-1, in percent (pooled over test images)")
+    for heading in ("run", "average", "last", "forgetting", "seconds", "images seen", "runs"):
+        table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
+    for row in collected["rows"]:
+        table.add_row(
+            row["label"],
+            spread(row["average_incremental_accuracy"]),
+            spread(row["last_accuracy"]),
+            spread(row["forgetting"]),
+            spread(row["seconds"], digits=1),
+            spread(row["num_images"], digits=0),
+            str(row["num_runs"]),
+        )
+    return table
+
+
+def effect_lines(collected: Mapping[str, Any]) -> list[str]:
+    """Return a sentence per label on what the view batch changed, paired by seeds."""
+    return [
+        f"view batch in '{row['label']}' against one view, {row['num_pairs']} "
+        f"pair{'s' if row['num_pairs'] > 1 else ''} of equal seeds: average "
+        f"{spread(row['average_incremental_accuracy'], sign='+')}, last {spread(row['last_accuracy'], sign='+')}, "
+        f"forgetting {spread(row['forgetting'], sign='+')} points"
+        for row in collected["view_batch_effects"]
+    ]
+
+
+def task_table(matrix: AccuracyMatrix, task_names: Sequence[str], *, after: int) -> Table:
+    """Return a line per evaluated task of one row of the matrix, and one over all of them."""
+    table = Table(title="Accuracy in percent")
+    table.add_column("task", no_wrap=False)
+    for heading in ("test images", "top-1", "top-5", "top-1 in the task", "top-5 in the task"):
+        table.add_column(heading, justify="right")
+    for task, (name, cell) in enumerate(zip(task_names, matrix.rows[after], strict=True)):
+        numbers = [
+            matrix.accuracy(after, task, top=top, scope=scope)
+            for scope in ("class_incremental", "task_incremental")
+            for top in (1, 5)
+        ]
+        table.add_row(f"{task + 1}: {name}", str(cell.total), *map(percent, numbers))
+    pooled = [
+        matrix.curve(top=top, scope=scope)[after]
+        for scope in ("class_incremental", "task_incremental")
+        for top in (1, 5)
+    ]
+    table.add_section()
+    table.add_row("all seen", str(sum(cell.total for cell in matrix.rows[after])), *map(percent, pooled))
+    return table
+
+
+def percent(value: float | None) -> str:
+    """Word a percentage with two decimals."""
+    return NOT_AVAILABLE if value is None else f"{value:.2f}"
+
+
+def spread(values: Mapping[str, float | None], *, digits: int = 2, sign: str = "") -> str:
+    """Word a mean with its standard deviation, if there is one."""
+    mean, std = values["mean"], values["std"]
+    if mean is None:
+        return NOT_AVAILABLE
+    return f"{mean:{sign}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
