@@ -160,7 +160,7 @@ def compose(
     if learner is not None:
         _merge_learner(composed, late, learner, preset or late.tree.get("preset"))
     for key, value in leaves(late.tree):
-        composed.merge(_nested(key, value), late.origins[key])
+        composed.merge(nested(key, value), late.origins[key])
     return composed
 
 
@@ -280,7 +280,7 @@ def parse_override(item: str) -> Tree:
     if not equals or not key.strip():
         raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
     try:
-        return _nested(key.strip(), yaml.load(value, Loader=_TextLoader))
+        return nested(key.strip(), yaml.load(value, Loader=_TextLoader))
     except yaml.YAMLError as error:
         raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({error}).") from error
 
@@ -337,7 +337,8 @@ def _merge(target: Tree, source: Mapping[str, Any]) -> None:
             target[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _nested(path: str, value: Any) -> Tree:
+def nested(path: str, value: Any) -> Tree:
+    """Return the tree in which a dotted path holds a value."""
     for key in reversed(path.split(".")):
         value = {key: value}
     tree: Tree = value

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from vbm_ptm.config import ComposedConfig, RunConfig, compose, parse_override, read_yaml
+from vbm_ptm.config import ComposedConfig, RunConfig, compose, nested, read_yaml
 from vbm_ptm.engine.checkpoint import write_json
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
@@ -56,7 +56,7 @@ class StudyConfig(Settings):
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     runs: tuple[StudyRun, ...]
-    grid: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     class_order_seeds: tuple[int, ...] = ()
 
@@ -102,7 +102,7 @@ def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = (
         cell = dict(zip(study.grid, values, strict=True))
         suffix = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in cell.items())
         composed = ComposedConfig()
-        for tree in (study.settings, entry.settings, *(parse_override(f"{k}={v}") for k, v in cell.items())):
+        for tree in (study.settings, entry.settings, *(nested(key, value) for key, value in cell.items())):
             composed.merge(tree, "the study")
         planned += plan_runs(
             f"{entry.name or entry.learner}{suffix}",
