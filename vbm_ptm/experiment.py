@@ -96,16 +96,18 @@ def run(
     if not isinstance(config, RunConfig):
         config = compose(tree=config).validate()
     directory = RunDirectory(Path(output))
+    directory.check(config, resume=resume)
+    finished = directory.result()
+    if finished and finished["status"] == "finished":
+        return finished
     accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
     is_main = accelerator.is_main_process
+    started = time.monotonic()
+    setup = build(config)
     stop = StopRequest(stop_after_task)
+    # Bad data or weights have been reported by now, before the directory is made.
     with directory.claimed(config, resume=resume) if is_main else nullcontext():
         accelerator.wait_for_everyone()
-        finished = directory.result() if resume else None
-        if finished and finished["status"] == "finished":
-            return finished
-        started = time.monotonic()
-        setup = build(config)
         store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
         checkpoint = store.read() if resume else None
         position = checkpoint.state["log_position"] if checkpoint else 0
@@ -303,16 +305,6 @@ def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> d
 
 
 def _versions() -> dict[str, str]:
-    names = (
-        "vbm_ptm",
-        "torch",
-        "torchvision",
-        "timm",
-        "accelerate",
-        "datasets",
-        "safetensors",
-        "numpy",
-        "pillow",
-    )
+    names = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "numpy", "pillow")
     libraries = {name: importlib.metadata.version(name) for name in names}
     return {"vbm_ptm": vbm_ptm.__version__, "python": platform.python_version(), **libraries}

@@ -112,7 +112,7 @@ def _training_bytes(setup: Setup, parameters: dict[str, int]) -> int:
 def _checkpoint_bytes(setup: Setup) -> int:
     """All checkpoints that will stay, class statistics included."""
     learner, scenario, keep = setup.learner, setup.benchmark.scenario, setup.config.checkpoint.keep
-    stored = sum(
+    stored: int = sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in learner.state_dict().items()
         if not (learner.backbone_is_frozen and name.startswith("backbone."))
@@ -120,7 +120,7 @@ def _checkpoint_bytes(setup: Setup) -> int:
     keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
     num_kept = len(scenario.tasks) if keeps_all else min(2, len(scenario.tasks))
     sizes = np.bincount(setup.benchmark.class_indices(setup.benchmark.datasets.train))
-    statistics: int = learner.statistics_size(sizes.tolist())
+    statistics = learner.statistics_size(sizes.tolist())
     return stored * num_kept + 4 * statistics
 
 

@@ -59,22 +59,33 @@ class RunDirectory:
             raise UsageError(f"{self.path} holds no finished task yet; train at least one.")
         return checkpoint
 
-    @contextmanager
-    def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
-        """Hold the directory as its only writer, with the configuration written or compared.
+    def check(self, config: RunConfig, *, resume: bool) -> None:
+        """Make sure that a run with this configuration may use the directory.
 
         Raises:
-            UsageError: The directory is in use, exists without ``resume``, or belongs to another configuration.
+            UsageError: It exists without ``resume``, holds something else, or belongs to another configuration.
         """
-        has_run = (self.path / "config.yaml").exists()
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--output {self.path} is a file; give a folder that does not exist yet.")
-        if self.path.exists() and not resume and any(self.path.iterdir()):
+        if not self.path.exists() or {file.name for file in self.path.iterdir()} <= {".lock"}:
+            return
+        if not (self.path / "config.yaml").exists():
+            raise UsageError(
+                f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
+            )
+        if not resume:
             raise UsageError(
                 f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
-                if has_run
-                else f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
             )
+        self._compare(config)
+
+    @contextmanager
+    def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
+        """Hold the directory as its only writer; the configuration is written if it is new.
+
+        Raises:
+            UsageError: Another process holds it, or it has changed since ``check``.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as lock:
             try:
@@ -83,9 +94,8 @@ class RunDirectory:
                 raise UsageError(
                     f"{self.path} is in use by another run; wait for it or give another --output."
                 ) from None
-            if has_run:
-                self._compare(config)
-            else:
+            self.check(config, resume=resume)
+            if not (self.path / "config.yaml").exists():
                 text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
                 (self.path / "config.yaml").write_text(text, encoding="utf-8")
             yield
