@@ -92,7 +92,7 @@ class ComposedConfig:
         Raises:
             UsageError: One message per wrong setting: its path, what was given, what is allowed, the nearest name.
         """
-        name = self.tree.get("learner", {}).get("name")
+        name = _given(self.tree, "learner", "name")
         if name is None:
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
         # The learner section gets the method's own class, so that one pass finds the errors of all sections.
@@ -151,14 +151,28 @@ def compose(
         late.merge(tree, "the study" if dataset else "Python")
     for item in overrides:
         late.merge(parse_override(item), f"--set {item}")
-    dataset = dataset or late.tree.get("dataset", {}).get("name")
-    learner = learner or late.tree.get("learner", {}).get("name")
+    learner = learner or _given(late.tree, "learner", "name")
+    named = _given(late.tree, "dataset", "name")
+    if dataset is None and named is not None:
+        # A configuration that says where its data lies may call it as it likes.
+        is_complete = any(_given(late.tree, "dataset", key) for key in ("path", "source"))
+        is_known = find_config(f"datasets/{named}", is_optional=True) is not None
+        dataset = named if is_known or not is_complete else None
 
     composed = ComposedConfig()
+    problems: list[str] = []
     if dataset is not None:
-        composed.merge(*_dataset_tree(dataset))
+        try:
+            composed.merge(*_dataset_tree(dataset))
+        except UsageError as error:
+            problems += error.problems
     if learner is not None:
-        _merge_learner(composed, late, learner, preset or late.tree.get("preset"))
+        try:
+            _merge_learner(composed, late, learner, preset or late.tree.get("preset"))
+        except UsageError as error:
+            problems += error.problems
+    if problems:
+        raise UsageError(*problems)
     for key, value in leaves(late.tree):
         composed.merge(nested(key, value), late.origins[key])
     return composed
@@ -174,10 +188,9 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     contents = read_yaml(file) if file else {}
     presets: dict[str, Tree] = contents.pop("presets", {})
     composed.merge(contents, str(file))
-    dataset_name = str(
-        late.tree.get("dataset", {}).get("name") or composed.tree.get("dataset", {}).get("name")
-    )
-    chosen = preset or _default_preset(presets, dataset_name, late.tree.get("backbone", {}).get("name"))
+    dataset_name = str(_given(late.tree, "dataset", "name") or _given(composed.tree, "dataset", "name"))
+    backbone = _given(late.tree, "backbone", "name")
+    chosen = preset or _default_preset(presets, dataset_name, backbone)
     composed.merge(
         {"preset": chosen}, "--preset" if preset else "the default preset for data set and weights"
     )
@@ -190,20 +203,20 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     composed.merge(settings, f"{file}, preset {chosen}")
     if dataset_name in per_dataset:
         composed.merge(per_dataset[dataset_name], f"{file}, preset {chosen} for {dataset_name}")
-    tuned, given = settings.get("backbone", {}).get("name"), late.tree.get("backbone", {}).get("name")
-    if given is not None and tuned is not None and given != tuned:
+    tuned = _given(settings, "backbone", "name")
+    if backbone is not None and tuned is not None and backbone != tuned:
         logger.warning(
             "preset '%s' of %s was made for %s, not for %s: its rates may not fit.",
             chosen,
             learner,
             tuned,
-            given,
+            backbone,
         )
 
 
 def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | None) -> str:
     official = presets.get("official", {})
-    tuned = official.get("backbone", {}).get("name")
+    tuned = _given(official, "backbone", "name")
     if dataset in official.get("datasets", {}) and backbone in (None, tuned):
         return "official"
     return "embedded" if "embedded" in presets else next(iter(presets), "none")
@@ -226,6 +239,20 @@ def _dataset_tree(dataset: str) -> tuple[Tree, str]:
         unknown_name("data set", dataset, list_configs("datasets"))
         + " Or give a folder, a parquet file or a YAML file."
     )
+
+
+def _given(tree: Mapping[str, Any], section: str, key: str) -> Any:
+    """Return a setting of a section if it is given.
+
+    Raises:
+        UsageError: Something else stands where the section should be.
+    """
+    settings = tree.get(section) or {}
+    if not isinstance(settings, Mapping):
+        raise UsageError(
+            f"'{section}' is a section of settings, not '{settings}'; write {section}.{key}={settings}."
+        )
+    return settings.get(key)
 
 
 def list_configs(folder: str) -> list[str]:

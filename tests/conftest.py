@@ -1,0 +1,77 @@
+"""What tests of several areas share: a tiny real ViT in a local file, and a folder of coloured images."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+
+from vbm_ptm.randomness import seeded
+
+TINY_VIT = "test_vit.r160_in1k"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with random weights of timm's ``test_vit`` (6 blocks, width 64) for images of 32 pixels."""
+    file = tmp_path_factory.mktemp("weights") / "test_vit.safetensors"
+    with seeded(0):
+        vit = timm.create_model("test_vit", img_size=32, num_classes=7)
+    safetensors.torch.save_file(vit.state_dict(), file)
+    return file
+
+
+def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_test: int = 4) -> Path:
+    """Write PNG images of 32 pixels: every class a hue of its own plus noise."""
+    generator = np.random.default_rng(0)
+    for index, name in enumerate(names):
+        colour = np.array(colorsys.hsv_to_rgb(index / len(names), 0.9, 0.8)) * 255
+        for split, count in (("train", num_train), ("test", num_test)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.clip(colour + generator.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 classes "class_00".. with 6 training and 4 test images each."""
+    return write_toy_folder(tmp_path_factory.mktemp("toy"), [f"class_{index:02d}" for index in range(12)])
+
+
+@pytest.fixture
+def toy_tree(toy_folder: Path, tiny_weights: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that makes a small, complete configuration: 3 tasks of 4 classes, 2 epochs, 2 views."""
+
+    def make(learner: str = "slca", **learner_settings: Any) -> dict[str, Any]:
+        return {
+            "dataset": {"name": "toy", "path": str(toy_folder), "transforms": {"crop_scale": [0.5, 1.0]}},
+            "scenario": {"num_tasks": 3},
+            "backbone": {"name": TINY_VIT, "checkpoint": str(tiny_weights), "image_size": 32},
+            "learner": {"name": learner, **learner_settings},
+            "view_batch": {"num_views": 2},
+            "optimization": {"epochs": 2, "batch_size": 8, "learning_rate": 0.01},
+            "preset": "none",
+        }
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
