@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vbm_ptm.data.folders import ImageFolder, read_image_folder
+from vbm_ptm.data.folders import ImageFolder, find_images, read_image_folder
 from vbm_ptm.errors import UsageError
 
 
@@ -251,6 +251,33 @@ def test_read_image_folder__names_files_that_are_not_text(tmp_path: Path) -> Non
     Path(raw.decode(errors="surrogateescape")).touch()
     with pytest.raises(UsageError, match=r"not UTF-8.*udcff"):
         read_image_folder(tmp_path)
+
+
+def test_find_images__takes_files_as_given_and_folders_at_any_depth(tmp_path: Path) -> None:
+    touch(tmp_path, "one.data", "b/2.png", "b/10.JPG", "b/deep/er/1.webp", "b/notes.txt", "b/.hidden/1.png")
+    touch(tmp_path, "b/.4.png", "b/Thumbs.db", "a/1.png")
+    found = find_images([tmp_path / "b", tmp_path / "one.data", tmp_path / "a"])
+    assert [str(path.relative_to(tmp_path)) for path in found] == [
+        *("b/10.JPG", "b/2.png", "b/deep/er/1.webp"),
+        "one.data",
+        "a/1.png",
+    ]
+
+
+def test_find_images__names_every_path_without_images(tmp_path: Path) -> None:
+    touch(tmp_path, "empty/notes.txt", "empty/.1.png", "photo.png")
+    wrong = [
+        tmp_path / "empty",
+        tmp_path / "foto.png",
+        tmp_path / "nowhere" / "1.png",
+        tmp_path / "photo.png",
+    ]
+    with pytest.raises(UsageError) as raised:
+        find_images(wrong)
+    empty, mistyped, nowhere = raised.value.problems
+    assert empty == f"no images below '{tmp_path / 'empty'}' (0 folders, 1 file of other kinds)."
+    assert mistyped.endswith(f"Did you mean '{tmp_path / 'photo.png'}'?")
+    assert nowhere == f"there is no image file or folder '{tmp_path / 'nowhere' / '1.png'}'."
 
 
 @pytest.mark.slow

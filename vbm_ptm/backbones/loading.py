@@ -26,7 +26,7 @@ from torch import Tensor
 from vbm_ptm.backbones.embedded import EMBEDDED_FILE, EMBEDDED_NAME
 from vbm_ptm.backbones.vit import PromptableViT, WeightsRecord, unsupported_attributes
 from vbm_ptm.errors import UsageError, nearest_name
-from vbm_ptm.settings import Settings
+from vbm_ptm.settings import AbsolutePath, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class BackboneConfig(Settings):
     """
 
     name: str = EMBEDDED_NAME
-    checkpoint: Path | None = None
+    checkpoint: AbsolutePath | None = None
     image_size: int | None = None
 
 

@@ -11,7 +11,6 @@ import os
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ from vbm_ptm.data.images import check_images, decode_image
 from vbm_ptm.data.sources import DIGITS, Columns, Source, SourceSplit, open_digits, open_hub, open_path
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError, unknown_name
-from vbm_ptm.settings import Settings
+from vbm_ptm.settings import AbsolutePath, Settings
 
 __all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_image_dataset"]
 
@@ -66,7 +65,7 @@ class DatasetSpec(Settings):
     source: str | None = None
     config_name: str | None = None
     revision: str | None = None
-    path: Path | None = None
+    path: AbsolutePath | None = None
     layout: Layout = "auto"
     image_column: str = "image"
     label_column: str = "label"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vbm_ptm.data.images import IMAGE_SUFFIXES
-from vbm_ptm.errors import UsageError, unknown_name
+from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 
 Layout = Literal["auto", "split", "flat"]
 
@@ -104,6 +104,45 @@ def read_image_folder(
         _refuse_shared_folders(root, tree, train_split, test)
     unused = tuple(name for name in tree.top_folders if name not in (train_split, test))
     return _arrange(tree, "split", train=train_split, test=test, unused=unused)
+
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """List the images that files and folders stand for; no image is opened.
+
+    Args:
+        paths: Files, taken as given whatever their suffix, and folders, of which every image at any depth is
+            taken, sorted by path; hidden files are passed over.
+
+    Raises:
+        UsageError: A path is missing or a folder holds no images; one message each.
+    """
+    images: list[Path] = []
+    problems: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            tree = _walk(path)
+            images += (path / image for image in sorted(tree.images))
+            if not tree.images:
+                problems.append(
+                    f"no images below '{path}' ({_count(tree.folders, 'folder')}, "
+                    f"{_count(tree.other_files, 'file')} of other kinds)."
+                )
+        elif path.exists():
+            images.append(path)
+        else:
+            nearest = nearest_name(path.name, _names_beside(path))
+            hint = f" Did you mean '{path.parent / nearest}'?" if nearest else ""
+            problems.append(f"there is no image file or folder '{path}'.{hint}")
+    if problems:
+        raise UsageError(*problems)
+    return images
+
+
+def _names_beside(path: Path) -> list[str]:
+    try:
+        return os.listdir(path.parent)
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True)
