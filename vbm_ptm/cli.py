@@ -348,8 +348,8 @@ def _stdout() -> Console:
     """Return a console that does not cut tables where there is no terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def _print_json(value: Any) -> None:

@@ -17,13 +17,13 @@ import torch
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
-from vbm_ptm.config import RunConfig, compose
+from vbm_ptm.config import RunConfig, compose, leaves
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.scenario import build_scenario
 from vbm_ptm.data.transforms import build_transforms
-from vbm_ptm.engine.acceleration import build_accelerator
+from vbm_ptm.engine.acceleration import build_accelerator, finish_trackers, start_trackers
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.interruption import StopRequest
@@ -100,7 +100,12 @@ def run(
     finished = directory.result()
     if finished and finished["status"] == "finished":
         return finished
-    accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
+    accelerator = build_accelerator(
+        device=config.device,
+        mixed_precision=config.trainer.mixed_precision,
+        trackers=config.trainer.trackers,
+        directory=directory.path,
+    )
     is_main = accelerator.is_main_process
     started = time.monotonic()
     setup = build(config)
@@ -134,6 +139,7 @@ def run(
             )
         for line in banner(setup, num_ranks=accelerator.num_processes, device=str(accelerator.device)):
             logger.info(line)
+        start_trackers(accelerator, dict(leaves(config.model_dump(mode="json"))))
         status = "failed"
         try:
             with stop.listening():
@@ -148,6 +154,7 @@ def run(
             ) from None
         finally:
             log.close()
+            finish_trackers(accelerator)
             result = _result(setup, trainer, status=status, seconds=time.monotonic() - started)
             if is_main:
                 write_json(directory.path / "result.json", result)

@@ -22,7 +22,7 @@ from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.errors import UsageError
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
-FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "device")
+FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "trainer.trackers", "device")
 
 
 class RunDirectory:

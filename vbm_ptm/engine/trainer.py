@@ -29,7 +29,7 @@ from vbm_ptm.data.view_batch import (
     ViewBatchSampler,
     effective_views,
 )
-from vbm_ptm.engine.acceleration import Precision
+from vbm_ptm.engine.acceleration import Precision, Tracker
 from vbm_ptm.engine.checkpoint import CheckpointStore
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
@@ -54,11 +54,13 @@ class TrainerConfig(Settings):
         max_steps_per_task: Stop each task after so many steps (a smoke run); null for all epochs.
         log_every: Steps between two readings of the losses, which stay on the device until then.
         mixed_precision: "no", "bf16" or "fp16" through Accelerate.
+        trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
     """
 
     max_steps_per_task: int | None = Field(default=None, ge=1)
     log_every: int = Field(default=10, ge=1)
     mixed_precision: Precision = "no"
+    trackers: tuple[Tracker, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class Trainer:
         self.records.append(record)
         accuracy = self.matrix.curve()[-1]
         self.log.write("task", accuracy=accuracy, **asdict(record))
+        if accuracy is not None:
+            self.accelerator.log({"accuracy_over_seen_classes": accuracy}, step=task.index)
         display.line(self._task_line(task, record, accuracy))
         if self.store:
             self.store.save(self.learner, self.state())
@@ -330,6 +334,7 @@ class _Readings:
         self._task_index = task_index
         self._unread: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         self._epoch: list[dict[str, float]] = []
+        self._num_steps = 0
 
     def add(self, parts: dict[str, Tensor], **position: Any) -> None:
         """Keep what one step reported, and where it was."""
@@ -357,6 +362,11 @@ class _Readings:
                     "optimization.learning_rate or look at the data."
                 )
             self._log.write("step", task=self._task_index, **position, **values)
+        self._num_steps += len(steps)
+        self._accelerator.log(
+            {f"task_{self._task_index}/{name}": value for name, value in _means(steps).items()},
+            step=self._num_steps,
+        )
         self._epoch += steps
         return _means(steps)
 
