@@ -1,0 +1,42 @@
+"""Every registered learner on a tiny real ViT; a learner added later is covered by its file name alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+from timm.models.vision_transformer import VisionTransformer
+
+from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.learners import create_learner, list_learners
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seeded
+
+Build = Callable[..., Learner]
+
+
+@pytest.fixture(scope="session")
+def tiny_backbone() -> PromptableViT:
+    """Six blocks, because prompts go into blocks 0 to 4 by default."""
+    with seeded(0):
+        return PromptableViT(
+            VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=6, num_heads=4, num_classes=0)
+        )
+
+
+@pytest.fixture(scope="session", params=list_learners())
+def learner_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def build(learner_name: str, tiny_backbone: PromptableViT) -> Build:
+    """Return a function that makes a fresh learner with its default settings."""
+
+    def make(*, num_tasks: int = 3, seed: int = 0) -> Learner:
+        with seeded(seed):
+            return create_learner(learner_name, backbone=copy.deepcopy(tiny_backbone), num_tasks=num_tasks)
+
+    return make

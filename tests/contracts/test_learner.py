@@ -1,0 +1,360 @@
+"""What holds for every learner, whatever its method.
+
+The tasks are tensors and the loop is the smallest one; whole runs through the trainer are in tests/engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.engine.checkpoint import CheckpointStore, restore
+from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
+from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
+from vbm_ptm.heads import TaskHeads
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seeded
+
+Build = Callable[..., Learner]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Tasks and their images (N,3,32,32) with class indices (N,)."""
+
+    tasks: tuple[Task, ...]
+    images: tuple[Tensor, ...]
+    labels: tuple[Tensor, ...]
+
+
+def images_of(classes: Iterable[int], *, seed: int = 0, domain: int = 0) -> Tensor:
+    """Return one noisy image for each class index given: a class is a pattern of 4 x 4 patches."""
+    rows = []
+    for number, class_index in enumerate(classes):
+        pattern = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(class_index))
+        noise = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(1000 * seed + number + 100))
+        rows.append(F.interpolate(pattern[None], scale_factor=8)[0] + 0.3 * noise + 0.2 * domain)
+    return torch.stack(rows)
+
+
+def toy_of(tasks: Sequence[Task], class_sizes: Mapping[int, int] | None = None) -> Toy:
+    """Draw images for tasks: three of every class and task unless something else is said."""
+    sizes = class_sizes or {}
+    labels = [torch.tensor([k for k in task.classes for _ in range(sizes.get(k, 3))]) for task in tasks]
+    images = [
+        images_of(row.tolist(), seed=task.index, domain=task.index if task.domain else 0)
+        for task, row in zip(tasks, labels, strict=True)
+    ]
+    return Toy(tuple(tasks), tuple(images), tuple(labels))
+
+
+def class_tasks(*sizes: int) -> list[Task]:
+    tasks, seen = [], 0
+    for index, size in enumerate(sizes):
+        classes = tuple(range(seen, seen + size))
+        seen += size
+        tasks.append(Task(index, classes, classes, seen))
+    return tasks
+
+
+EQUAL = toy_of(class_tasks(2, 2, 2))
+SCENARIOS = {
+    "equal": EQUAL,
+    "unequal": toy_of(class_tasks(1, 3, 2), {1: 1, 2: 2, 3: 5, 5: 1}),
+    "domains": toy_of(
+        [
+            Task(0, (0, 1, 2), (0, 1, 2), 3, "photo"),
+            Task(1, (0, 2), (), 3, "sketch"),
+            Task(2, (1, 2, 3, 4), (3, 4), 5, "quickdraw"),
+        ]
+    ),
+    "joint": toy_of(class_tasks(6)),
+}
+TEST_IMAGES = images_of([0, 1, 2, 3, 4, 5, 0], seed=77)
+SGD = OptimizationConfig(optimizer="sgd", learning_rate=0.01, momentum=0.9, weight_decay=0.1)
+ADAM = OptimizationConfig(optimizer="adam", learning_rate=0.01, weight_decay=0.1)
+
+
+def features_of(learner: Learner, toy: Toy, task: Task) -> Any:
+    """Return what the trainer hands to ``end_task``."""
+
+    def features(
+        rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = torch.arange(len(toy.labels[task.index])) if rows is None else torch.tensor(rows)
+        values = learner.query(toy.images[task.index][wanted])
+        return values, toy.labels[task.index][wanted], wanted
+
+    return features
+
+
+def begin(learner: Learner, task: Task, *, seed: int = 0) -> None:
+    with seeded(10 * seed + task.index):
+        learner.begin_task(task)
+
+
+def step(learner: Learner, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+    """Take one training step with one view."""
+    learner.train()
+    loss, _ = ViewBatchObjective(ObjectiveConfig())(
+        learner(images, labels), labels, num_views=1, num_global_groups=len(labels)
+    )
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def train_task(
+    learner: Learner,
+    toy: Toy,
+    task: Task,
+    *,
+    optimization: OptimizationConfig = SGD,
+    steps: int = 2,
+    seed: int = 0,
+) -> None:
+    """Train between ``begin_task`` and ``end_task``, where there is something to train."""
+    if groups := learner.parameter_groups():
+        optimizer = build_optimizer(optimization, groups)
+        for number in range(steps):
+            with seeded(seed + number):
+                step(learner, optimizer, toy.images[task.index], toy.labels[task.index])
+
+
+def finish(learner: Learner, toy: Toy, task: Task, *, seed: int = 0) -> None:
+    learner.eval()
+    with seeded(20 * seed + task.index):
+        learner.end_task(task, features_of(learner, toy, task))
+
+
+def fit(learner: Learner, toy: Toy, *, until: int | None = None, seed: int = 0) -> Learner:
+    """Go through the tasks that are left, up to a number of tasks."""
+    for task in toy.tasks[len(learner.tasks) : until]:
+        begin(learner, task, seed=seed)
+        train_task(learner, toy, task, seed=seed)
+        finish(learner, toy, task, seed=seed)
+    return learner.eval()
+
+
+@torch.no_grad()
+def predict(learner: Learner, images: Tensor = TEST_IMAGES) -> Tensor:
+    return learner.eval().predict(images)
+
+
+def tensors_of(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+
+
+def assert_equal_tensors(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> None:
+    assert list(one) == list(two)
+    different = [name for name in one if not torch.equal(one[name], two[name])]
+    assert not different
+
+
+@pytest.fixture(scope="module", name="trained")
+def learner_after_three_tasks(build: Build) -> Learner:
+    """Read it only; what changes it works on a deep copy."""
+    return fit(build(), EQUAL)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_learner__keeps_its_shapes_in_every_scenario(build: Build, scenario: str) -> None:
+    toy = SCENARIOS[scenario]
+    learner = build(num_tasks=len(toy.tasks))
+    for task in toy.tasks:
+        begin(learner, task)
+        learner.train()
+        labels = toy.labels[task.index]
+        for count in (len(labels), 1, 0):
+            output = learner(toy.images[task.index][:count], labels[:count])
+            assert output.logits.shape == (count, len(output.columns))
+            assert bool(output.logits.isfinite().all())
+            assert output.columns.dtype == torch.int64
+            assert len(output.columns.unique()) == len(output.columns)
+            assert set(task.classes) <= set(output.columns.tolist()) <= set(range(task.num_seen_classes))
+            assert all(value.shape in ((), (count,)) for value in output.auxiliary.values())
+        train_task(learner, toy, task)
+        assert predict(learner).shape == (len(TEST_IMAGES), task.num_seen_classes)
+        finish(learner, toy, task)
+        scores = predict(learner)
+        assert scores.shape == (len(TEST_IMAGES), task.num_seen_classes)
+        assert not scores.isnan().any()
+        assert not scores.isposinf().any()
+        assert bool(scores.isfinite().any(dim=1).all())
+        assert predict(learner, TEST_IMAGES[:0]).shape == (0, task.num_seen_classes)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_learner__groups_hold_each_trainable_parameter_once(build: Build, scenario: str) -> None:
+    toy = SCENARIOS[scenario]
+    learner = build(num_tasks=len(toy.tasks))
+    for task in toy.tasks:
+        begin(learner, task)
+        groups = learner.parameter_groups()
+        grouped = [id(parameter) for group in groups for parameter in group.parameters]
+        trainable = [id(parameter) for parameter in learner.parameters() if parameter.requires_grad]
+        assert sorted(grouped) == sorted(trainable)
+        assert len({group.name for group in groups}) == len(groups)
+        assert all(group.parameters and group.learning_rate_scale > 0 for group in groups)
+        finish(learner, toy, task)
+
+
+@pytest.mark.parametrize("optimization", [SGD, ADAM], ids=["sgd", "adam"])
+def test_learner__trains_every_group_and_nothing_else(build: Build, optimization: OptimizationConfig) -> None:
+    learner = build()
+    for task in EQUAL.tasks:
+        begin(learner, task)
+        before = tensors_of(learner)
+        trainable = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        names = {id(parameter): name for name, parameter in learner.named_parameters()}
+        train_task(learner, EQUAL, task, optimization=optimization, steps=3)
+        after = tensors_of(learner)
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        assert changed <= trainable
+        for group in learner.parameter_groups():
+            assert changed & {names[id(parameter)] for parameter in group.parameters}, group.name
+            assert any(
+                parameter.grad is not None and bool(parameter.grad.any()) for parameter in group.parameters
+            ), group.name
+        finish(learner, EQUAL, task)
+
+
+def test_learner__training_leaves_the_heads_of_old_tasks_alone(build: Build) -> None:
+    learner = fit(build(), EQUAL, until=2)
+    begin(learner, EQUAL.tasks[2])
+    heads = [module for module in learner.modules() if isinstance(module, TaskHeads)]
+    old = [parameter for module in heads for head in module.tasks[:2] for parameter in head.parameters()]
+    before = [parameter.detach().clone() for parameter in old]
+    train_task(learner, EQUAL, EQUAL.tasks[2], steps=3)
+    assert not any(parameter.requires_grad for parameter in old)
+    assert all(torch.equal(one, two) for one, two in zip(before, old, strict=True))
+
+
+@pytest.mark.parametrize("num_finished", [1, 3])
+@pytest.mark.parametrize("scenario", ["equal", "unequal", "domains"])
+def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: str, num_finished: int) -> None:
+    toy = SCENARIOS[scenario]
+    state = {"tasks": [asdict(task) for task in toy.tasks]}
+    store = CheckpointStore(tmp_path)
+    learner = build()
+    for number in range(num_finished):
+        fit(learner, toy, until=number + 1)
+        store.save(learner, state)
+    for attempt in (5, 6):  # what a fresh learner draws for its heads must not matter
+        restored = build()
+        checkpoint = store.read()
+        assert checkpoint is not None
+        with seeded(attempt):
+            restore(restored, checkpoint)
+        assert_equal_tensors(tensors_of(learner), tensors_of(restored))
+        assert torch.equal(predict(learner), predict(restored))
+        assert restored.tasks == learner.tasks
+    if num_finished < len(toy.tasks):
+        fit(learner, toy, until=num_finished + 1)
+        fit(restored, toy, until=num_finished + 1)
+        assert_equal_tensors(tensors_of(learner), tensors_of(restored))
+        again = build()
+        restore(again, store.save(restored, state))
+        assert torch.equal(predict(learner), predict(again))
+
+
+def test_learner__prediction_does_not_depend_on_the_batch(trained: Learner) -> None:
+    whole = predict(trained)
+    order = torch.tensor([3, 0, 6, 5, 1, 4, 2])
+    torch.testing.assert_close(predict(trained, TEST_IMAGES[order]), whole[order], atol=1e-5, rtol=0)
+    for size in (1, 2, 3):
+        parts = torch.cat([predict(trained, part) for part in TEST_IMAGES.split(size)])
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+    crowded = torch.cat([TEST_IMAGES[:1], 9 * torch.randn_like(TEST_IMAGES)])
+    torch.testing.assert_close(predict(trained, crowded)[:1], whole[:1], atol=1e-5, rtol=0)
+
+
+def test_learner__forward_does_not_depend_on_the_batch_or_the_grouping(build: Build) -> None:
+    """Views of one sample side by side, or apart, or alone: the learner knows images only."""
+    learner = fit(build(), EQUAL, until=1)
+    begin(learner, EQUAL.tasks[1])
+    learner.train()
+    images, labels = EQUAL.images[1], EQUAL.labels[1]
+    whole = learner(images, labels)
+    for rows in (torch.tensor([4, 0, 5, 2, 1, 3]), torch.arange(0, 6, 2), torch.tensor([3])):
+        part = learner(images[rows], labels[rows])
+        torch.testing.assert_close(part.logits, whole.logits[rows], atol=1e-5, rtol=0)
+        assert torch.equal(part.columns, whole.columns)
+        for name, value in whole.auxiliary.items():
+            expected = value[rows] if value.dim() else value
+            torch.testing.assert_close(part.auxiliary[name], expected, atol=1e-5, rtol=0)
+
+
+def test_learner__asks_for_nothing_but_images(trained: Learner) -> None:
+    """No task identity in prediction; the query may be handed over where it is known."""
+    assert list(inspect.signature(trained.predict).parameters) == ["images", "query"]
+    with torch.no_grad():
+        known = trained.predict(TEST_IMAGES, trained.query(TEST_IMAGES))
+    torch.testing.assert_close(known, predict(trained), atol=1e-6, rtol=0)
+
+
+def test_learner__is_deterministic_by_seed(build: Build, trained: Learner) -> None:
+    again = fit(build(), EQUAL)
+    assert_equal_tensors(tensors_of(trained), tensors_of(again))
+    if any(parameter.requires_grad for parameter in trained.parameters()):
+        other = tensors_of(fit(build(seed=1), EQUAL, seed=1))
+        assert any(not torch.equal(tensor, other[name]) for name, tensor in tensors_of(trained).items())
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_learner__query_is_deterministic_and_without_gradient(trained: Learner, is_training: bool) -> None:
+    learner = copy.deepcopy(trained).train(is_training)
+    if learner.backbone_is_frozen:
+        assert not any(module.training for module in learner.backbone.modules())
+    for block in learner.backbone.vit.blocks:
+        block.attn.attn_drop.p = block.mlp.drop1.p = 0.5  # would show in training mode
+    modes = [module.training for module in learner.modules()]
+    with torch.enable_grad():
+        query = learner.query(TEST_IMAGES)
+    assert query.shape == (len(TEST_IMAGES), learner.backbone.width)
+    assert not query.requires_grad
+    assert torch.equal(query, learner.query(TEST_IMAGES))
+    assert [module.training for module in learner.modules()] == modes
+
+
+def test_learner__can_be_copied_and_sent(trained: Learner) -> None:
+    copied, sent = copy.deepcopy(trained), pickle.loads(pickle.dumps(trained))
+    before = predict(trained)
+    for other in (copied, sent):
+        assert torch.equal(predict(other), before)
+        with torch.no_grad():
+            for tensor in other.state_dict().values():
+                tensor.zero_()
+    assert torch.equal(predict(trained), before)
+
+
+def test_learner__refuses_tasks_out_of_order(trained: Learner) -> None:
+    learner = copy.deepcopy(trained)
+    following = Task(3, (6, 7), (6, 7), 8)
+    for wrong in (EQUAL.tasks[2], EQUAL.tasks[0], Task(4, (6, 7), (6, 7), 8)):
+        with pytest.raises(ValueError, match="cannot begin after 3 tasks"):
+            learner.begin_task(wrong)
+    assert torch.equal(predict(learner), predict(trained))
+    learner.begin_task(following)
+    assert predict(learner).shape == (len(TEST_IMAGES), 8)
+
+
+@pytest.mark.parametrize("scenario", ["unequal", "domains"])
+def test_learner__says_beforehand_what_it_will_keep(build: Build, scenario: str) -> None:
+    toy = SCENARIOS[scenario]
+    learner = fit(build(), toy)
+    for task in toy.tasks:
+        sizes = [int((toy.labels[task.index] == class_index).sum()) for class_index in task.classes]
+        kept = sum(tensor.numel() for tensor in learner.statistics_of(task).values())
+        assert learner.statistics_size(sizes) == kept
