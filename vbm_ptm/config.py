@@ -8,6 +8,7 @@ their setting reads them, so ``10`` is a class name where a name is expected and
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from vbm_ptm.engine.checkpoint import CheckpointConfig
 from vbm_ptm.engine.objective import ObjectiveConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.trainer import TrainerConfig
-from vbm_ptm.errors import UsageError, unknown_name
+from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.settings import Settings
@@ -38,6 +39,11 @@ CONFIG_FOLDERS = (
     Path(__file__).parent / "configs",
     Path(__file__).parent.parent / "configs",
 )
+
+# How the command line gives what cannot be left out.
+_OPTIONS = {
+    "dataset": ": use --dataset NAME ('vbm-ptm list datasets' shows them), a folder or a parquet file"
+}
 
 
 class RunConfig(Settings):
@@ -93,7 +99,7 @@ class ComposedConfig:
             UsageError: One message per wrong setting: its path, what was given, what is allowed, the nearest name.
         """
         name = _given(self.tree, "learner", "name")
-        if name is None:
+        if not isinstance(name, str):
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
         # The learner section gets the method's own class, so that one pass finds the errors of all sections.
         model = create_model("RunConfig", __base__=RunConfig, learner=(learner_class(name).config_class, ...))
@@ -107,21 +113,25 @@ class ComposedConfig:
         return next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)
 
     def _message(self, model: type[BaseModel], problem: Any) -> str:
-        path = ".".join(str(part) for part in problem["loc"])
+        # Where an annotation is a union, pydantic puts the member that it tried into the path: "tuple[str, ...]".
+        path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
         origin = self.origin(path)
         source = f" (from {origin})" if origin else ""
         if problem["type"] == "extra_forbidden":
             *parents, given = problem["loc"]
             section = ".".join(map(str, parents))
-            return (
-                unknown_name(f"setting{f' in {section}' if section else ''}", given, _fields(model, parents))
-                + source
-            )
+            kind = f"setting{f' in {section}' if section else ''}"
+            elsewhere = [known for known in _setting_paths(model) if known.rpartition(".")[2] == given]
+            hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
+            return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
         message = str(problem["msg"]).removeprefix("Value error, ")
         if problem["type"] == "value_error":
             return f"{path}: {message}{source}" if path else message
         if problem["type"] == "missing":
-            return f"{path}: is required but not given."
+            return f"{path}: is required but not given{_OPTIONS.get(path, '')}."
+        if problem["type"] == "literal_error":
+            nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
+            message += f". Did you mean '{nearest}'?" if nearest else ""
         return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
 
 
@@ -145,12 +155,19 @@ def compose(
         tree: A partial run configuration that wins over all files but not over ``overrides``.
     """
     late = ComposedConfig()
+    problems: list[str] = []
     if config_file is not None:
-        late.merge(read_yaml(find_config(str(config_file))), str(config_file))
+        try:
+            late.merge(read_yaml(find_config(str(config_file))), str(config_file))
+        except UsageError as error:
+            problems += error.problems
     if tree:
         late.merge(tree, "the study" if dataset else "Python")
     for item in overrides:
-        late.merge(parse_override(item), f"--set {item}")
+        try:
+            late.merge(parse_override(item), f"--set {item}")
+        except UsageError as error:
+            problems += error.problems
     learner = learner or _given(late.tree, "learner", "name")
     named = _given(late.tree, "dataset", "name")
     if dataset is None and named is not None:
@@ -160,7 +177,6 @@ def compose(
         dataset = named if is_known or not is_complete else None
 
     composed = ComposedConfig()
-    problems: list[str] = []
     if dataset is not None:
         try:
             composed.merge(*_dataset_tree(dataset))
@@ -252,7 +268,10 @@ def _given(tree: Mapping[str, Any], section: str, key: str) -> Any:
         raise UsageError(
             f"'{section}' is a section of settings, not '{settings}'; write {section}.{key}={settings}."
         )
-    return settings.get(key)
+    value = settings.get(key)
+    if isinstance(value, Mapping | list):
+        raise UsageError(f"{section}.{key} is a single setting, not {value}.")
+    return value
 
 
 def list_configs(folder: str) -> list[str]:
@@ -304,21 +323,35 @@ def parse_override(item: str) -> Tree:
         UsageError: The item has no "=" or the value is no YAML.
     """
     key, equals, value = item.partition("=")
-    if not equals or not key.strip():
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
     try:
         return nested(key.strip(), yaml.load(value, Loader=_TextLoader))
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({error}).") from error
+        problem = getattr(error, "problem", error)
+        raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({problem}).") from error
 
 
 class _TextLoader(yaml.SafeLoader):
-    """Safe YAML in which plain scalars are text, except null: no "no" becomes False, no 010 becomes 8."""
+    """Safe YAML in which plain scalars are text, except null: no "no" becomes False, no 010 becomes 8.
+
+    A key that stands twice in one mapping is an error: the first one would be lost.
+    """
+
+    def compose_mapping_node(self, anchor: dict[Any, Any]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(None, None, f"'{key.value}' is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return node
 
 
+# Beside null, "<<" keeps its meaning: to take over the settings of another mapping.
 # The attribute belongs to the class, although the stubs of PyYAML take it for an instance's.
 _TextLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -377,11 +410,27 @@ def _prefixes(path: str) -> Iterable[str]:
     return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 
 
+def _section(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
+    """Return the class of a section of settings; None for a single setting."""
+    annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
 def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
     """Return the names of the settings in a section."""
     for part in path:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        section = _section(model, part)
+        if section is None:
             return []
-        model = annotation
+        model = section
     return list(model.model_fields)
+
+
+def _setting_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every setting."""
+    for name in model.model_fields:
+        section = _section(model, name)
+        if section is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from _setting_paths(section, f"{prefix}{name}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,13 @@ def survey(
     setup.learner.begin_task(scenario.tasks[0])
     parameters = parameter_counts(setup.learner)
     is_trained = any(count for name, count in parameters.items() if name != "frozen")
-    steps = [
-        math.ceil(count / config.optimization.batch_size) * config.optimization.epochs for count in samples
-    ]
+    limit = config.trainer.max_steps_per_task or sys.maxsize
+    batch_size, epochs = config.optimization.batch_size, config.optimization.epochs
+    steps = [min(math.ceil(count / batch_size) * epochs, limit) for count in samples]
+    # An epoch presents as many images as there are samples; a smoke run stops before it has seen them.
+    images = [min(count * epochs, limit * batch_size) for count in samples]
     weights = setup.learner.backbone.weights
-    groups = config.optimization.batch_size // config.view_batch.num_views
+    groups = batch_size // config.view_batch.num_views
     return {
         "data set": config.dataset.name,
         "training images": len(train),
@@ -60,9 +63,9 @@ def survey(
         "learner": f"{config.learner.name}, preset {config.preset}",
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
         "parameters": ", ".join(f"{name} {count:,}" for name, count in parameters.items()),
-        "a step": f"{config.optimization.batch_size} images = {groups} groups x {config.view_batch.num_views} views",
+        "a step": f"{batch_size} images = {groups} groups x {config.view_batch.num_views} views",
         "steps": sum(steps) if is_trained else 0,
-        "images to train on": sum(samples) * config.optimization.epochs if is_trained else 0,
+        "images to train on": sum(images) if is_trained else 0,
         "memory for weights, gradients and optimizer": _size(_training_bytes(setup, parameters)),
         "disk for checkpoints": _size(_checkpoint_bytes(setup)),
     }
