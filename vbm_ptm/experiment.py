@@ -139,6 +139,13 @@ def run(
             )
         for line in banner(setup, num_ranks=accelerator.num_processes, device=str(accelerator.device)):
             logger.info(line)
+        num_views, epochs = config.view_batch.num_views, config.optimization.epochs
+        if epochs % num_views:
+            logger.warning(
+                "%d epochs are no whole number of cycles of %d views: samples will differ by one visit",
+                epochs,
+                num_views,
+            )
         start_trackers(accelerator, dict(leaves(config.model_dump(mode="json"))))
         status = "failed"
         try:

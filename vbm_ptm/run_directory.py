@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ from vbm_ptm.errors import UsageError
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "trainer.trackers", "device")
 
+_PARTIAL = ".config.yaml.partial"
+_NO_RUN_YET = {".lock", _PARTIAL}
+
 
 class RunDirectory:
     """The folder of one run, with one writer at a time."""
@@ -32,29 +36,51 @@ class RunDirectory:
         self.path = path
 
     def config(self) -> RunConfig:
-        """Read the configuration that the run was started with."""
-        file = self.path / "config.yaml"
-        if not file.is_file():
-            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
+        """Read the configuration that the run was started with.
+
+        Raises:
+            UsageError: There is none, or it is not valid.
+        """
+        file = self._require_config()
         composed = ComposedConfig()
         composed.merge(read_yaml(file), str(file))
         return composed.validate()
 
     def result(self) -> dict[str, Any] | None:
-        """Read ``result.json`` if there is one."""
+        """Read ``result.json`` if there is one.
+
+        Raises:
+            UsageError: It is no JSON.
+        """
         file = self.path / "result.json"
         if not file.is_file():
             return None
-        result: dict[str, Any] = json.loads(file.read_text())
+        try:
+            result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UsageError(
+                f"{file} is damaged ({error}); remove it, and --resume writes it anew."
+            ) from error
         return result
 
     def checkpoint(self, task: int | None = None) -> Checkpoint:
         """Read the checkpoint of a task, or the newest one.
 
+        Args:
+            task: Index of the task, from 0; messages count from 1, as the command line does.
+
         Raises:
             UsageError: There is none, or none of that task.
         """
-        checkpoint = CheckpointStore(self.path / "checkpoints").read(task)
+        self._require_config()
+        store = CheckpointStore(self.path / "checkpoints")
+        there = store.tasks()
+        if there and task is not None and task not in there:
+            raise UsageError(
+                f"{self.path} has no checkpoint of task {task + 1}; "
+                f"there is one of task {', '.join(str(index + 1) for index in there)}."
+            )
+        checkpoint = store.read(task)
         if checkpoint is None:
             raise UsageError(f"{self.path} holds no finished task yet; train at least one.")
         return checkpoint
@@ -65,9 +91,13 @@ class RunDirectory:
         Raises:
             UsageError: It exists without ``resume``, holds something else, or belongs to another configuration.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"--output {self.path} is a file; give a folder that does not exist yet.")
-        if not self.path.exists() or {file.name for file in self.path.iterdir()} <= {".lock"}:
+        nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            where = "is" if nearest == self.path else f"lies below {nearest}, which is"
+            raise UsageError(f"--output {self.path} {where} a file; give a folder that does not exist yet.")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UsageError(f"--output {self.path}: no permission to write in {nearest}.")
+        if nearest != self.path or {file.name for file in self.path.iterdir()} <= _NO_RUN_YET:
             return
         if not (self.path / "config.yaml").exists():
             raise UsageError(
@@ -86,7 +116,10 @@ class RunDirectory:
         Raises:
             UsageError: Another process holds it, or it has changed since ``check``.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--output {self.path} cannot be made: {error.strerror}.") from error
         with (self.path / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,8 +130,17 @@ class RunDirectory:
             self.check(config, resume=resume)
             if not (self.path / "config.yaml").exists():
                 text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-                (self.path / "config.yaml").write_text(text, encoding="utf-8")
+                # Written apart: a full disk must not leave half a configuration that --resume then refuses.
+                partial = self.path / _PARTIAL
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(self.path / "config.yaml")
             yield
+
+    def _require_config(self) -> Path:
+        file = self.path / "config.yaml"
+        if not file.is_file():
+            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
+        return file
 
     def _compare(self, config: RunConfig) -> None:
         stored = self.config().model_dump(mode="json")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +97,9 @@ def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = (
         study: What to run.
         output: Folder for the run directories.
         overrides: Items ``path.to.setting=value`` for all runs.
+
+    Raises:
+        UsageError: A configuration is wrong, or two runs share one folder.
     """
     planned = []
     combinations = list(itertools.product(*study.grid.values()))
@@ -114,6 +119,12 @@ def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = (
             preset=entry.preset or study.preset,
             tree=composed.tree,
             overrides=overrides,
+        )
+    twice = [str(folder) for folder, count in Counter(item.output for item in planned).items() if count > 1]
+    if twice:
+        raise UsageError(
+            f"several runs of the study would be written to {', '.join(twice)}: give every run a name of its own "
+            "and no value twice."
         )
     return planned
 
@@ -145,6 +156,10 @@ def plan_runs(
             f"{len(seeds)} seeds and {len(class_order_seeds)} class-order seeds are given; both lists are walked "
             "side by side and must have the same length."
         )
+    pairs = list(zip(seeds, class_order_seeds, strict=True)) if seeds and class_order_seeds else []
+    twice = [item for item, number in Counter(pairs or seeds or class_order_seeds).items() if number > 1]
+    if twice:
+        raise UsageError(f"seeds given more than once: {', '.join(map(str, twice))}; a run is not repeated.")
     count = max(len(seeds), len(class_order_seeds), 1)
     runs = []
     for index in range(count):
@@ -180,7 +195,7 @@ def execute(runs: Sequence[PlannedRun], *, output: Path) -> dict[str, Any]:
 def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a row per label (mean and standard deviation over seeds) and the paired effect of the view batch.
 
-    A pair is two runs of one data set, learner and preset with the same seeds, one of them with a single view.
+    A pair is two runs that differ in nothing but the view batch, one of them with a single view.
     """
     finished = list(zip(runs, results, strict=True))
     rows = []
@@ -212,8 +227,9 @@ def seconds(result: Mapping[str, Any]) -> float:
 
 
 def _paired_effects(finished: Sequence[tuple[PlannedRun, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    def family(planned: PlannedRun) -> tuple[Any, ...]:
-        return planned.config.dataset.name, planned.config.learner.name, planned.config.preset, planned.seeds
+    def family(planned: PlannedRun) -> str:
+        # With a single view the objective's settings have no effect.
+        return json.dumps(planned.config.model_dump(mode="json", exclude={"view_batch", "objective"}))
 
     baselines = {
         family(planned): result for planned, result in finished if planned.config.view_batch.num_views == 1

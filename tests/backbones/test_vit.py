@@ -92,6 +92,13 @@ class TestEncode:
         assert prompted.shape == (8, 20, 48)
         prompted.float().sum().backward()
 
+    def test_encode__takes_prompts_in_single_precision_for_a_half_precision_model(
+        self, images: Tensor
+    ) -> None:
+        backbone = PromptableViT(build_vit().bfloat16())
+        encoded = backbone.encode(images.bfloat16(), torch.randn(1, 3, 48), {0: torch.randn(1, 2, 4, 48)})
+        assert encoded.dtype == torch.bfloat16
+
     def test_encode__takes_an_empty_batch(self, backbone: PromptableViT, images: Tensor) -> None:
         tokens = images.new_zeros(1, 3, 48, requires_grad=True)
         prefix = images.new_zeros(1, 2, 4, 48, requires_grad=True)

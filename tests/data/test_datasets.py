@@ -223,14 +223,18 @@ def test_load_image_dataset__refuses_labels_that_are_none(
         load(tmp_path)
 
 
-def test_load_image_dataset__reads_domains_as_text(tmp_path: Path) -> None:
-    rows = table(["a"] * 20, domain=["photo"] * 10 + ["sketch"] * 10)
-    rows.to_parquet(tmp_path / "train.parquet")
+def test_load_image_dataset__holds_out_of_every_domain_of_a_class(tmp_path: Path) -> None:
+    domains = [f"domain {number // 3}" for number in range(24)]
+    table(["a"] * 24, domain=domains).to_parquet(tmp_path / "train.parquet")
     found = load(tmp_path, domain_column="domain")
     assert found.train.domains is not None
     assert found.test.domains is not None
-    assert Counter(found.train.domains.tolist()) == {"photo": 8, "sketch": 8}
-    assert Counter(found.test.domains.tolist()) == {"photo": 2, "sketch": 2}
+    assert Counter(found.train.domains.tolist()) == dict.fromkeys(domains, 2)
+    assert Counter(found.test.domains.tolist()) == dict.fromkeys(domains, 1)
+    assert all(
+        str(domain) == domains[int(found.test.source_name(index).split()[-1])]
+        for index, domain in enumerate(found.test.domains)
+    )
     assert load(tmp_path).train.domains is None
 
 

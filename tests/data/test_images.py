@@ -77,6 +77,8 @@ def test_decode_image__scales_16_bit_and_does_not_clip(suffix: str, tmp_path: Pa
     decoded = np.asarray(decode_image(tmp_path / f"a.{suffix}"))
     assert decoded[0, :, 0].tolist() == [0, 1, 128, 255]
     assert (decoded == decoded[..., :1]).all()
+    Image.fromarray(np.array([[0, 128, 255]], dtype=np.uint16)).save(tmp_path / f"dark.{suffix}")
+    assert np.asarray(decode_image(tmp_path / f"dark.{suffix}"))[0, :, 0].tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
