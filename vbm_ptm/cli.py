@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,16 @@ from vbm_ptm.errors import TrainingInterrupted, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
+_ADVICE = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "Free some space or give another --output; --resume goes on."
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
+    ),
+}
 
 app = typer.Typer(
     add_completion=False,
@@ -107,7 +118,7 @@ def train(
     folder = output or _default_output(planned.config)
     result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
-    _show_study(collect([type(planned)(label, planned.config, folder)], [result]), folder)
+    _show_study(collect([replace(planned, label=label, output=folder)], [result]), folder)
 
 
 @app.command()
@@ -193,9 +204,7 @@ def predict(
 
 @app.command("list")
 def list_names(
-    kind: Annotated[
-        Literal["learners", "datasets", "backbones", "presets"], typer.Argument(help="What to list.")
-    ],
+    kind: Annotated[Literal["learners", "datasets", "backbones"], typer.Argument(help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
     """List the names that other commands take."""
@@ -210,7 +219,7 @@ def list_names(
     else:
         from vbm_ptm.config import list_configs
 
-        names = list_configs(kind)
+        names = list_configs("datasets")
     if as_json:
         _print_json(names)
     else:
@@ -269,11 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}:
+        advice = _ADVICE.get(error.errno or 0)
+        if advice is None:
             raise
-        return _fail(
-            2, f"{error.filename or 'a file'}: {error.strerror}. Free some space or give another --output."
-        )
+        return _fail(2, f"{error.filename or 'while writing'}: {error.strerror}. {advice}")
     return 0
 
 
