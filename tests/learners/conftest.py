@@ -1,0 +1,58 @@
+"""A tiny real ViT, tensors as tasks, and the features that a trainer hands to ``end_task``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.learners import create_learner
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seeded
+
+
+@pytest.fixture(scope="session")
+def tiny_backbone() -> PromptableViT:
+    with seeded(0):
+        return PromptableViT(
+            VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=0)
+        )
+
+
+@pytest.fixture
+def build(tiny_backbone: PromptableViT) -> Callable[..., Learner]:
+    """Return a function that makes a fresh learner on its own copy of the backbone."""
+
+    def make(name: str, *, num_tasks: int = 3, **settings: Any) -> Learner:
+        with seeded(0):
+            return create_learner(
+                name, backbone=copy.deepcopy(tiny_backbone), num_tasks=num_tasks, settings=settings
+            )
+
+    return make
+
+
+class GivenFeatures:
+    """Features (n, D) and class indices (n,) that are what the test says they are."""
+
+    def __init__(self, values: Tensor, labels: Sequence[int]) -> None:
+        self.values = values
+        self.labels = torch.tensor(labels)
+        self.transforms: list[str] = []
+
+    def __call__(
+        self, rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self.transforms.append(transform)
+        return self.values, self.labels, torch.arange(len(self.labels))
+
+
+@pytest.fixture
+def given_features() -> type[GivenFeatures]:
+    return GivenFeatures
