@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,9 @@ class RunLog:
         self._file = None
         if path is not None:
             self._file = path.open("ab")
-            self._file.truncate(position)
+            # A log that was lost is not filled up with zeros, and the file knows of its new end.
+            self._file.truncate(min(position, self._file.tell()))
+            self._file.seek(0, os.SEEK_END)
 
     @property
     def position(self) -> int:
