@@ -194,9 +194,9 @@ def predict(
             (path, rank, *best) for path, ranked in rows for rank, best in enumerate(ranked, start=1)
         )
     else:
-        from rich.table import Table
+        from rich.table import Column, Table
 
-        table = Table("image", "class", "score", "then")
+        table = Table(Column("image", overflow="fold"), "class", "score", "then")
         for path, ((name, score), *others) in rows:
             table.add_row(path, name, f"{score:.3f}", ", ".join(f"{n} {s:.3f}" for n, s in others))
         _stdout().print(table)
@@ -353,11 +353,13 @@ def _show_study(collected: dict[str, Any], folder: Path) -> None:
 
 
 def _stdout() -> Console:
-    """Return a console that does not cut tables where there is no terminal."""
+    """Return a console that shows names as they are and does not cut tables where there is no terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 160
+    return console
 
 
 def _print_json(value: Any) -> None:

@@ -115,7 +115,8 @@ class ComposedConfig:
     def _message(self, model: type[BaseModel], problem: Any) -> str:
         # Where an annotation is a union, pydantic puts the member that it tried into the path: "tuple[str, ...]".
         path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
-        origin = self.origin(path)
+        below = (source for key, source in self.origins.items() if key.startswith(f"{path}."))
+        origin = self.origin(path) or next(below, None)
         source = f" (from {origin})" if origin else ""
         if problem["type"] == "extra_forbidden":
             *parents, given = problem["loc"]
@@ -128,7 +129,7 @@ class ComposedConfig:
         if problem["type"] == "value_error":
             return f"{path}: {message}{source}" if path else message
         if problem["type"] == "missing":
-            return f"{path}: is required but not given{_OPTIONS.get(path, '')}."
+            return f"{path}: is required but not given{_OPTIONS.get(path, '')}.{source}"
         if problem["type"] == "literal_error":
             nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
             message += f". Did you mean '{nearest}'?" if nearest else ""

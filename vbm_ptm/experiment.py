@@ -287,6 +287,8 @@ def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> d
         "learner": config.learner.name,
         "dataset": config.dataset.name,
         "num_views": config.view_batch.num_views,
+        "images_per_step": config.optimization.batch_size,
+        "groups_per_step": config.optimization.batch_size // config.view_batch.num_views,
         "seed": config.seed,
         "class_order_seed": config.scenario.class_order_seed,
         "metrics": trainer.matrix.summary(),

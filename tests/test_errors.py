@@ -1,0 +1,33 @@
+"""The words of errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from vbm_ptm.errors import TrainingInterrupted, UsageError, nearest_name, unknown_name
+
+
+def test_usage_error__keeps_every_problem() -> None:
+    error = UsageError("one", "two")
+    assert error.problems == ("one", "two")
+    assert str(error) == "one\ntwo"
+    assert isinstance(error, ValueError)  # pydantic turns it into an entry of its own error
+
+
+def test_training_interrupted__carries_the_exit_code() -> None:
+    interruption = TrainingInterrupted(143, "saved")
+    assert (interruption.exit_code, str(interruption)) == (143, "saved")
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"), [("slka", "slca"), ("coda", "coda_prompt"), ("zzz", None), ("", None)]
+)
+def test_nearest_name__is_alike_or_none(given: str, nearest: str | None) -> None:
+    assert nearest_name(given, iter(["slca", "coda_prompt", "l2p"])) == nearest
+
+
+def test_unknown_name__says_what_is_allowed() -> None:
+    assert unknown_name("learner", "slka", iter(["slca", "l2p"])) == (
+        "unknown learner 'slka'. Did you mean 'slca'? Allowed: l2p, slca."
+    )
+    assert unknown_name("learner", "x", []) == "unknown learner 'x'. Allowed: (none)."
