@@ -209,8 +209,8 @@ class TestCountCorrect:
         assert count_correct(scores, torch.tensor([5, 0]), task_classes=None) == AccuracyCell(2, 0, 0)
 
     def test_count_correct__gives_a_tie_to_the_lower_class(self) -> None:
-        cell = count_correct(torch.zeros(2, 6), torch.tensor([0, 5]), task_classes=None)
-        assert cell == AccuracyCell(2, 1, 1)
+        cell = count_correct(torch.zeros(3, 6), torch.tensor([0, 0, 5]), task_classes=None)
+        assert cell == AccuracyCell(3, 2, 2)
 
     def test_count_correct__takes_no_images(self) -> None:
         cell = count_correct(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), task_classes=(0, 1))

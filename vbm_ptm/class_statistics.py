@@ -25,10 +25,8 @@ def gaussian_factor(features: Tensor) -> tuple[Tensor, Tensor]:
     features = features.detach().to(torch.float64)
     num_images, width = features.shape
     mean = features.mean(dim=0)
-    if num_images == 1:
-        return mean, features.new_zeros(0, width)
     _, scales, directions = torch.linalg.svd(features - mean, full_matrices=False)
-    rank = min(num_images - 1, width)  # centring takes one dimension away
+    rank = min(num_images - 1, width)  # centring takes one dimension away; one image leaves none
     return mean, scales[:rank, None] * directions[:rank] / math.sqrt(num_images - 1)
 
 

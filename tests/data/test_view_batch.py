@@ -491,6 +491,12 @@ class TestTrainLoader:
         assert len(workers) == 2
         assert all(worker.is_alive() for worker in workers)
 
+    def test_train_loader__starts_no_more_workers_than_it_has_steps(self, build: Any) -> None:
+        before = set(multiprocessing.active_children())
+        loader = loader_of(build(rows=ROWS[:5]), config=TWO_WORKERS)
+        next(iter(loader))
+        assert len(loader) == len(set(multiprocessing.active_children()) - before) == 1
+
     def test_everything__that_goes_to_a_worker_pickles(self, build: Any) -> None:
         dataset = build()
         again = pickle.loads(pickle.dumps(dataset))
