@@ -102,7 +102,12 @@ class ComposedConfig:
         if not isinstance(name, str):
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
         # The learner section gets the method's own class, so that one pass finds the errors of all sections.
-        model = create_model("RunConfig", __base__=RunConfig, learner=(learner_class(name).config_class, ...))
+        section = learner_class(name).config_class
+        if (
+            ":" in name
+        ):  # a user's subclass of a built-in method, whose settings insist on the method's own name
+            section = create_model(section.__name__, __base__=section, name=(str, ...))
+        model = create_model("RunConfig", __base__=RunConfig, learner=(section, ...))
         try:
             return model.model_validate(as_text(self.tree))
         except ValidationError as error:

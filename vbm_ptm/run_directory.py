@@ -78,7 +78,7 @@ class RunDirectory:
         if there and task is not None and task not in there:
             raise UsageError(
                 f"{self.path} has no checkpoint of task {task + 1}; "
-                f"there is one of task {', '.join(str(index + 1) for index in there)}."
+                f"there is one of task {', '.join(str(index + 1) for index in there)} (checkpoint.keep=all keeps all)."
             )
         checkpoint = store.read(task)
         if checkpoint is None:
