@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -447,14 +448,13 @@ def _data_loader(
 ) -> DataLoader[Any]:
     """Return a loader that hands each part to the data set's ``__getitems__`` and passes its batch on."""
     num_workers = min(config.num_workers, len(parts))
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=parts,
         collate_fn=_as_it_is,
         num_workers=num_workers,
         multiprocessing_context=config.multiprocessing_context if num_workers else None,
         persistent_workers=persistent and num_workers > 0,
-        worker_init_fn=_leave_interrupts_to_the_main_process,
         # A loader draws a base seed when it is iterated; a generator of its own spares the global one.
         generator=torch.Generator(),
         pin_memory=pin_memory,
@@ -465,9 +465,20 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _leave_interrupts_to_the_main_process(worker: int) -> None:
-    """Ignore Ctrl-C, which a terminal sends to the workers as well."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+class _Loader(DataLoader[Any]):
+    """A loader whose workers never see Ctrl-C, which a terminal sends to them as well.
+
+    They inherit the blocked signal, so that there is no moment at which one could be interrupted.
+    """
+
+    def __iter__(self) -> Any:
+        if not self.num_workers or sys.platform == "win32":  # where signals cannot be blocked
+            return super().__iter__()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _check_class_indices(split: ImageSplit, class_indices: Integers) -> None:
