@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
@@ -111,34 +111,52 @@ class ComposedConfig:
         try:
             return model.model_validate(as_text(self.tree))
         except ValidationError as error:
-            raise UsageError(*(self._message(model, problem) for problem in error.errors())) from error
+            raise UsageError(*problem_messages(model, error, origin=self._source)) from error
 
     def origin(self, path: str) -> str | None:
         """Return what set a setting, or one above it; None for a default."""
         return next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)
 
-    def _message(self, model: type[BaseModel], problem: Any) -> str:
-        # Where an annotation is a union, pydantic puts the member that it tried into the path: "tuple[str, ...]".
-        path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
+    def _source(self, path: str) -> str | None:
+        """Return what set a setting, one above it or, for an unknown section, one below it."""
         below = (source for key, source in self.origins.items() if key.startswith(f"{path}."))
-        origin = self.origin(path) or next(below, None)
-        source = f" (from {origin})" if origin else ""
-        if problem["type"] == "extra_forbidden":
-            *parents, given = problem["loc"]
-            section = ".".join(map(str, parents))
-            kind = f"setting{f' in {section}' if section else ''}"
-            elsewhere = [known for known in _setting_paths(model) if known.rpartition(".")[2] == given]
-            hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
-            return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
-        message = str(problem["msg"]).removeprefix("Value error, ")
-        if problem["type"] == "value_error":
-            return f"{path}: {message}{source}" if path else message
-        if problem["type"] == "missing":
-            return f"{path}: is required but not given{_OPTIONS.get(path, '')}.{source}"
-        if problem["type"] == "literal_error":
-            nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
-            message += f". Did you mean '{nearest}'?" if nearest else ""
-        return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
+        return self.origin(path) or next(below, None)
+
+
+def problem_messages(
+    model: type[BaseModel], error: ValidationError, *, origin: Callable[[str], str | None]
+) -> list[str]:
+    """Word what is wrong with the settings of a model, one message each.
+
+    Args:
+        model: The class that refused its settings.
+        error: What it raised.
+        origin: Dotted path of a setting -> what set it.
+    """
+    return [_problem_message(model, problem, origin) for problem in error.errors()]
+
+
+def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str], str | None]) -> str:
+    # Where an annotation is a union, pydantic puts the member that it tried into the path: "tuple[str, ...]".
+    path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
+    set_by = origin(path)
+    source = f" (from {set_by})" if set_by else ""
+    if problem["type"] == "extra_forbidden":
+        *parents, given = problem["loc"]
+        section = ".".join(map(str, parents))
+        kind = f"setting{f' in {section}' if section else ''}"
+        elsewhere = [known for known in _setting_paths(model) if known.rpartition(".")[2] == given]
+        hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
+        return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{path}: {message}{source}" if path else message
+    if problem["type"] == "missing":
+        return f"{path}: is required but not given{_OPTIONS.get(path, '')}.{source}"
+    if problem["type"] == "literal_error":
+        nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
+        message += f". Did you mean '{nearest}'?" if nearest else ""
+    return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
 
 
 def compose(
@@ -417,14 +435,16 @@ def _prefixes(path: str) -> Iterable[str]:
 
 
 def _section(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
-    """Return the class of a section of settings; None for a single setting."""
+    """Return the class of a section, or list of sections, of settings; None for a single setting."""
     annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    if get_origin(annotation) is tuple:
+        annotation = get_args(annotation)[0]
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
     """Return the names of the settings in a section."""
-    for part in path:
+    for part in (part for part in path if not isinstance(part, int)):
         section = _section(model, part)
         if section is None:
             return []

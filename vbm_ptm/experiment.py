@@ -115,6 +115,8 @@ def run(
         accelerator.wait_for_everyone()
         store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
         checkpoint = store.read() if resume else None
+        if checkpoint:
+            restore_checked(setup, checkpoint)  # before the log is cut: a damaged checkpoint changes nothing
         position = checkpoint.state["log_position"] if checkpoint else 0
         log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
         trainer = Trainer(
@@ -132,7 +134,6 @@ def run(
             stop=stop,
         )
         if checkpoint:
-            restore_checked(setup, checkpoint)
             trainer.load_state(checkpoint.state)
             logger.info(
                 "going on after task %d of %d", checkpoint.task_index + 1, len(setup.benchmark.scenario.tasks)

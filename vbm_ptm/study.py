@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from vbm_ptm.config import ComposedConfig, RunConfig, compose, nested, read_yaml
+from vbm_ptm.config import ComposedConfig, RunConfig, compose, nested, problem_messages, read_yaml
 from vbm_ptm.engine.checkpoint import write_json
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
@@ -86,8 +86,8 @@ def read_study(file: Path | None) -> StudyConfig:
     try:
         return StudyConfig.model_validate(read_yaml(file))
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise UsageError(*(f"study {file}: {problem}" for problem in problems)) from error
+        problems = problem_messages(StudyConfig, error, origin=lambda _: str(file))
+        raise UsageError(*(f"study: {problem}" for problem in problems)) from error
 
 
 def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = ()) -> list[PlannedRun]:

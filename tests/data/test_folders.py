@@ -5,6 +5,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -224,6 +225,15 @@ def test_read_image_folder__lists_what_it_leaves_out(tmp_path: Path) -> None:
 def test_read_image_folder__lists_empty_class_folders_of_a_flat_layout(tmp_path: Path) -> None:
     touch(tmp_path, "cat/1.png", "dog/notes.txt")
     assert read_image_folder(tmp_path).empty_class_folders == ("dog",)
+
+
+@pytest.mark.parametrize("layout", ["auto", "flat"])
+def test_read_image_folder__refuses_images_without_class_folders(
+    layout: Literal["auto", "flat"], tmp_path: Path
+) -> None:
+    touch(tmp_path, "1.png", "2.png", "empty/notes.txt")
+    with pytest.raises(UsageError, match="holds 2 images but no class folders"):
+        read_image_folder(tmp_path, layout=layout)
 
 
 def test_read_image_folder__follows_links_but_not_in_circles(tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ def read_image_folder(
     if layout == "auto":
         layout = _detect_layout(root, tree, train_split, test_split)
     if layout == "flat":
+        if not tree.direct and not tree.nested:
+            raise UsageError(
+                f"'{root}' holds {_count(tree.images, 'image')} but no class folders: images need a class. "
+                f"{expected_tree(root)}"
+            )
         return _arrange(tree, layout, train="", test=None, unused=())
     if tree.nested[train_split] == 0:
         raise UsageError(

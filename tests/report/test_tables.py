@@ -1,0 +1,102 @@
+"""Tables and sentences for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
+from vbm_ptm.report.tables import effect_lines, percent, spread, study_table, task_table
+
+
+def shown(table: Table) -> list[list[str]]:
+    """Return the cells of every line of a table."""
+    console = Console(width=160, record=True, file=None, quiet=False, markup=False)
+    with console.capture() as capture:
+        console.print(table)
+    lines = capture.get().splitlines()
+    return [[cell.strip() for cell in line.strip("│┃ ").split("│")] for line in lines if "│" in line]
+
+
+def one(mean: float | None, std: float | None = None) -> dict[str, float | None]:
+    return {"mean": mean, "std": std}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (one(None), "n/a"),
+        (one(12.345), "12.35"),
+        (one(12.346, 0.5), "12.35 ± 0.50"),
+        (one(0.0, 0.0), "0.00 ± 0.00"),
+    ],
+)
+def test_spread__shows_what_there_is(values: dict[str, float | None], words: str) -> None:
+    assert spread(values) == words.replace("12.35", f"{values['mean'] or 0:.2f}")
+
+
+def test_spread__shows_signs_and_digits() -> None:
+    assert spread(one(1.25, 2.0), sign="+", digits=1) == "+1.2 ± 2.0"
+    assert spread(one(-1.5), sign="+") == "-1.50"
+
+
+def test_percent__has_two_decimals() -> None:
+    assert (percent(None), percent(0.0), percent(100.0)) == ("n/a", "0.00", "100.00")
+
+
+def test_study_table__says_where_there_is_no_number() -> None:
+    row: dict[str, Any] = {
+        "label": "slca-v4",
+        "average_incremental_accuracy": one(81.25, 1.5),
+        "last_accuracy": one(75.0),
+        "forgetting": one(None),
+        "seconds": one(12.34),
+        "num_images": one(1000),
+        "num_runs": 3,
+    }
+    assert shown(study_table({"rows": [row]})) == [
+        ["slca-v4", "81.25 ± 1.50", "75.00", "n/a", "12.3", "1000", "3"]
+    ]
+
+
+def test_effect_lines__say_what_was_paired() -> None:
+    row: dict[str, Any] = {
+        "label": "slca-v4",
+        "num_pairs": 1,
+        "average_incremental_accuracy": one(1.5),
+        "last_accuracy": one(-0.25),
+        "forgetting": one(None),
+    }
+    several = row | {"num_pairs": 3, "average_incremental_accuracy": one(1.5, 0.5)}
+    singular, plural = effect_lines({"view_batch_effects": [row, several]})
+    assert singular == (
+        "view batch in 'slca-v4' against one view, 1 pair of equal seeds: average +1.50, last -0.25, "
+        "forgetting n/a points"
+    )
+    assert "3 pairs of equal seeds: average +1.50 ± 0.50," in plural
+    assert effect_lines({"view_batch_effects": []}) == []
+
+
+def test_task_table__shows_every_task_and_all_of_them() -> None:
+    matrix = AccuracyMatrix(
+        [
+            [AccuracyCell(4, 3, 4, 4, 4)],
+            [AccuracyCell(4, 2, 3, 3, 4), AccuracyCell(0, 0, 0, 0, 0), AccuracyCell(12, 6, 9, 12, 12)],
+        ]
+    )
+    assert shown(task_table(matrix, ["cat, dog", "[red]", "owl"], after=1)) == [
+        ["1: cat, dog", "4", "50.00", "75.00", "75.00", "100.00"],
+        ["2: [red]", "0", "n/a", "n/a", "n/a", "n/a"],
+        ["3: owl", "12", "50.00", "75.00", "100.00", "100.00"],
+        ["all seen", "16", "50.00", "75.00", "93.75", "100.00"],
+    ]
+
+
+def test_task_table__has_no_task_incremental_accuracy_where_tasks_share_classes() -> None:
+    matrix = AccuracyMatrix([[AccuracyCell(2, 1, 2)]])
+    (task, total) = shown(task_table(matrix, ["clipart"], after=0))
+    assert task == ["1: clipart", "2", "50.00", "100.00", "n/a", "n/a"]
+    assert total[-2:] == ["n/a", "n/a"]
