@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
 
 def view_divergence(logits: Tensor, *, detach_weak: bool = True) -> Tensor:
@@ -20,8 +20,8 @@ def view_divergence(logits: Tensor, *, detach_weak: bool = True) -> Tensor:
     micro-batches sums these values and divides by the number of pairs of the whole step.
 
     Args:
-        logits: (G,V,K), view 0 weak, the others strong; columns that the learner rules out are left out
-            before (over a column of -inf the divergence is undefined).
+        logits: (G,V,K), view 0 weak, the others strong; columns that the learner rules out are left out before:
+            over a column of -inf the result is NaN. That is not looked for here, where a device would be waited for.
         detach_weak: Let no gradient flow into the weak view.
 
     Returns:
@@ -29,9 +29,7 @@ def view_divergence(logits: Tensor, *, detach_weak: bool = True) -> Tensor:
     """
     if logits.ndim != 3:
         raise ValueError(f"view divergence takes logits (G,V,K), not {tuple(logits.shape)}")
-    if bool(torch.isneginf(logits).any()):
-        raise ValueError("view divergence takes no logits of -inf: leave out the ruled-out columns first")
-    log_probabilities = functional.log_softmax(_at_least_float32(logits), dim=-1)
+    log_probabilities = F.log_softmax(_at_least_float32(logits), dim=-1)
     weak, strong = log_probabilities[:, :1], log_probabilities[:, 1:]
     if detach_weak:
         weak = weak.detach()
@@ -44,7 +42,12 @@ def view_consistency_loss(logits: Tensor, *, detach_weak: bool = True) -> Tensor
     Args:
         logits: (G,V,K), view 0 weak, the others strong.
         detach_weak: Let no gradient flow into the weak view.
+
+    Raises:
+        ValueError: A logit is -inf.
     """
+    if bool(torch.isneginf(logits).any()):
+        raise ValueError("view consistency takes no logits of -inf: leave out the ruled-out columns first")
     divergence = view_divergence(logits, detach_weak=detach_weak)
     return divergence.sum() / max(divergence.numel(), 1)  # a mean over no pairs would be NaN
 
@@ -72,7 +75,7 @@ def logit_normalized_cross_entropy(
     parts = torch.split(logits, list(task_sizes), dim=1)
     norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) + 1e-7 for part in parts]
     length = torch.cat(norms, dim=1).mean(dim=1, keepdim=True)
-    return functional.cross_entropy(logits / length / temperature, labels)
+    return F.cross_entropy(logits / length / temperature, labels)
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
