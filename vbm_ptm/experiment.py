@@ -125,7 +125,7 @@ def run(
             objective=ViewBatchObjective(config.objective),
             optimization=config.optimization,
             view_batch=config.view_batch,
-            loading=config.data,
+            loading=config.data.for_device(accelerator.device.type),
             config=config.trainer,
             accelerator=accelerator,
             seed=config.seed,
@@ -186,7 +186,7 @@ def evaluate(run_directory: Path | str, *, task: int | None = None) -> AccuracyM
     setup = build(config)
     restore_checked(setup, checkpoint)
     setup.learner.to(accelerator.device)
-    evaluator = Evaluator(accelerator, setup.benchmark, config.data)
+    evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
     tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
     return AccuracyMatrix([evaluator.evaluate(setup.learner, tasks)])
 

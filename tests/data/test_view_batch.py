@@ -568,3 +568,9 @@ class TestEvaluationLoader:
             load(transform="weak")
             load(config=TWO_WORKERS)
             assert torch.equal(before, torch.default_generator.get_state())
+
+
+def test_loader_config__leaves_the_cores_to_a_cpu_that_trains() -> None:
+    assert LoaderConfig().for_device("cpu").num_workers == 0
+    assert 1 <= (LoaderConfig().for_device("cuda").num_workers or 0) <= 8
+    assert LoaderConfig(num_workers=3).for_device("cpu").num_workers == 3

@@ -9,6 +9,7 @@ Shapes: G groups, V views, N images, C colour channels, H x W pixels.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,14 +52,23 @@ class LoaderConfig(Settings):
     """Settings of the loaders; none of them changes what is loaded.
 
     Attributes:
-        num_workers: Processes that decode and augment; 0 does it in the main process.
+        num_workers: Processes that decode and augment; 0 does it in the main process. Without a number: none
+            when the CPU also trains, else up to 8.
         evaluation_batch_size: Images per batch in evaluation and feature extraction.
         multiprocessing_context: How worker processes start; the platform's default without it.
     """
 
-    num_workers: NonNegativeInt = 0
+    num_workers: NonNegativeInt | None = None
     evaluation_batch_size: PositiveInt = 128
     multiprocessing_context: Context | None = None
+
+    def for_device(self, device_type: str) -> LoaderConfig:
+        """Return settings that name a number of workers, chosen by the device that trains ("cpu", "cuda", …)."""
+        if self.num_workers is not None:
+            return self
+        return self.model_copy(
+            update={"num_workers": 0 if device_type == "cpu" else min(8, os.cpu_count() or 1)}
+        )
 
 
 def check_batch_arithmetic(batch_size: int, num_views: int) -> None:
@@ -447,7 +457,7 @@ def _data_loader(
     persistent: bool,
 ) -> DataLoader[Any]:
     """Return a loader that hands each part to the data set's ``__getitems__`` and passes its batch on."""
-    num_workers = min(config.num_workers, len(parts))
+    num_workers = min(config.num_workers or 0, len(parts))
     return _Loader(
         dataset,
         batch_sampler=parts,
