@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from vbm_ptm.errors import TrainingInterrupted
-from vbm_ptm.experiment import evaluate, run
+from vbm_ptm.config import compose
+from vbm_ptm.data.images import decode_image
+from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.experiment import banner, batched, build, evaluate, predict, run
 
 Tree = dict[str, Any]
 
@@ -40,3 +43,105 @@ def test_evaluate__measures_what_training_measured(toy_tree: Callable[..., Tree]
     result = run(toy_tree(), output=tmp_path / "run")
     again = evaluate(tmp_path / "run")
     assert again.to_dict()["rows"][0] == result["accuracy_counts"]["rows"][-1]
+
+
+def test_predict__sees_every_image_as_evaluation_does(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+) -> None:
+    tree = toy_tree("nearest_mean")
+    tree["data"] = {"evaluation_batch_size": 7}
+    result = run(tree, output=tmp_path / "run")
+    images = sorted((toy_folder / "test").rglob("*.png"))
+    predictions = list(predict(tmp_path / "run", images, top_k=5))
+    assert [item.path for item in predictions] == images
+    assert all(len(item.class_names) == len(set(item.class_names)) == 5 for item in predictions)
+    assert all(list(item.scores) == sorted(item.scores, reverse=True) for item in predictions)
+    cells = result["accuracy_counts"]["rows"][-1]
+    hits = [item.path.parent.name in item.class_names[:1] for item in predictions]
+    hits_of_five = [item.path.parent.name in item.class_names for item in predictions]
+    assert sum(hits) == sum(cell["class_incremental_top1"] for cell in cells)
+    assert sum(hits_of_five) == sum(cell["class_incremental_top5"] for cell in cells)
+
+    (alone,) = predict(tmp_path / "run", [str(images[14])], top_k=1)
+    assert alone.class_names == predictions[14].class_names[:1]
+    assert alone.scores[0] == pytest.approx(predictions[14].scores[0], abs=1e-5)
+    (early,) = predict(tmp_path / "run", [images[14]], top_k=99, task=0)
+    assert sorted(early.class_names) == sorted(result["tasks"][0])
+
+
+def test_predict__decodes_and_transforms_as_evaluation_does(
+    toy_tree: Callable[..., Tree], toy_folder: Path
+) -> None:
+    benchmark = build(compose(tree=toy_tree("nearest_mean")).validate()).benchmark
+    test = benchmark.datasets.test
+    for index in (0, 17):
+        file = toy_folder / test.source_name(index)
+        pixels = benchmark.transforms.evaluate(decode_image(file))
+        assert torch.equal(benchmark.transforms.evaluate(test.image(index)), pixels)
+
+
+def test_run__returns_the_result_of_a_finished_run(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    config = compose(tree=toy_tree("nearest_mean")).validate()
+    result = run(config, output=tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert json.loads(json.dumps(result)) == written
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    assert run(config, output=tmp_path / "run", resume=True) == written
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_run__refuses_a_damaged_checkpoint_and_leaves_the_log_as_it_was(
+    toy_tree: Callable[..., Tree], tmp_path: Path
+) -> None:
+    tree = toy_tree("nearest_mean")
+    with pytest.raises(TrainingInterrupted):
+        run(tree, output=tmp_path / "run", stop_after_task=1)
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_bytes(log.read_bytes() + b"the tail of a task that was not finished")
+    before = log.read_bytes()
+    (tmp_path / "run/checkpoints/statistics/task_00.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="missing or empty"):
+        run(tree, output=tmp_path / "run", resume=True)
+    assert log.read_bytes() == before
+
+
+def test_run__class_sizes_from_one_up_and_unequal_tasks(
+    toy_folder: Path, toy_tree: Callable[..., Tree], tmp_path: Path
+) -> None:
+    """Classes of 1, 2, 3 and 6 images with a held-out fifth: every class keeps a training image."""
+    for number, count in enumerate((1, 2, 3, 6)):
+        folder = tmp_path / "flat" / f"class_{number:02d}"
+        folder.mkdir(parents=True)
+        for index in range(count):
+            (folder / f"{index}.png").symlink_to(toy_folder / "train" / folder.name / f"{index}.png")
+    tree = toy_tree("slca")
+    tree["dataset"]["path"] = str(tmp_path / "flat")
+    tree["scenario"] = {"task_sizes": [3, 1], "class_order": "natural"}
+    result = run(tree, output=tmp_path / "run")
+    assert result["data"]["train"]["min_images_per_class"] == 1
+    assert [len(names) for names in result["tasks"]] == [3, 1]
+    assert result["data"]["test"]["classes_without_images"] == ["class_00"]
+    assert [record["num_views"] for record in result["task_records"]] == [2, 2]
+    assert evaluate(tmp_path / "run").to_dict()["rows"][0] == result["accuracy_counts"]["rows"][-1]
+
+
+def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> None:
+    tree = toy_tree("nearest_mean")
+    lines = "\n".join(banner(build(compose(tree=tree).validate()), num_ranks=2, device="cpu"))
+    assert "view batch: 2 views (baseline: --set view_batch.num_views=1)" in lines
+    assert "a step has 8 images = 4 groups x 2 views over 2 ranks on cpu" in lines
+    assert "72 training and 48 test images, 12 classes in 3 tasks of 4" in lines
+    tree["view_batch"]["num_views"] = 1
+    tree["scenario"] = {"task_sizes": [5, 4, 3]}
+    lines = "\n".join(banner(build(compose(tree=tree).validate()), num_ranks=1, device="cpu"))
+    assert "view batch: 1 view (the plain baseline); a step has 8 images = 8 groups x 1 views" in lines
+    assert "12 classes in 3 tasks of 5, 4, 3" in lines
+
+
+def test_batched__cuts_into_lists() -> None:
+    assert list(batched(map(Path, "abcde"), 2)) == [
+        [Path("a"), Path("b")],
+        [Path("c"), Path("d")],
+        [Path("e")],
+    ]
+    assert list(batched([], 2)) == []

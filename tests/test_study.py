@@ -1,0 +1,217 @@
+"""Several configurations: planned, run once each, and collected."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vbm_ptm.config import compose
+from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.experiment import run
+from vbm_ptm.study import PlannedRun, StudyConfig, collect, execute, plan_runs, plan_study, read_study
+
+Tree = dict[str, Any]
+
+
+def sources(toy_tree: Callable[..., Tree], learner: str = "nearest_mean") -> dict[str, Any]:
+    return {"tree": toy_tree(learner)}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "orders", "expected"),
+    [
+        ((), (), [(1993, 1993)]),
+        ((1, 2), (), [(1, 1993), (2, 1993)]),
+        ((), (7, 8), [(1993, 7), (1993, 8)]),
+        ((1, 2), (7, 7), [(1, 7), (2, 7)]),
+        ((1, 1), (7, 8), [(1, 7), (1, 8)]),
+    ],
+)
+def test_plan_runs__walks_both_lists_side_by_side(
+    seeds: tuple[int, ...],
+    orders: tuple[int, ...],
+    expected: list[tuple[int, int]],
+    toy_tree: Callable[..., Tree],
+) -> None:
+    planned = plan_runs("a/b", output=Path("out"), seeds=seeds, class_order_seeds=orders, **sources(toy_tree))
+    assert [item.seeds for item in planned] == expected
+    folders = [Path("out/a_b") / f"seed_{seed}-order_{order}" for seed, order in expected]
+    assert [item.output for item in planned] == (folders if seeds or orders else [Path("out/a_b")])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "orders", "message"),
+    [
+        ((1, 2), (1,), "2 seeds and 1 class-order seeds"),
+        ((3, 1, 3), (), "seeds given more than once: 3"),
+        ((), (4, 4), "seeds given more than once: 4"),
+        ((1, 1), (2, 2), r"seeds given more than once: \(1, 2\)"),
+    ],
+)
+def test_plan_runs__refuses_lists_that_do_not_fit(
+    seeds: tuple[int, ...], orders: tuple[int, ...], message: str, toy_tree: Callable[..., Tree]
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan_runs("a", output=Path("out"), seeds=seeds, class_order_seeds=orders, **sources(toy_tree))
+
+
+def test_execute__skips_what_is_finished_and_goes_on_with_what_is_not(
+    toy_tree: Callable[..., Tree], tmp_path: Path
+) -> None:
+    planned = plan_runs("mean", output=tmp_path, class_order_seeds=(1, 2, 3), **sources(toy_tree))
+    run(planned[0].config, output=planned[0].output)
+    with pytest.raises(TrainingInterrupted):
+        run(planned[1].config, output=planned[1].output, stop_after_task=2)
+    finished = planned[0].output / "result.json"
+    before = finished.stat().st_mtime_ns
+    saved = planned[1].output / "checkpoints" / "task_00" / "state.json"
+    saved_before = saved.stat().st_mtime_ns
+
+    collected = execute(planned, output=tmp_path)
+    assert finished.stat().st_mtime_ns == before
+    assert saved.stat().st_mtime_ns == saved_before
+    results = [json.loads((item.output / "result.json").read_text()) for item in planned]
+    assert [result["status"] for result in results] == ["finished"] * 3
+    whole = run(planned[1].config, output=tmp_path / "whole")
+    assert results[1]["accuracy_counts"] == whole["accuracy_counts"]
+
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected))
+    (row,) = collected["rows"]
+    values = [
+        result["metrics"]["class_incremental"]["top1"]["average_incremental_accuracy"] for result in results
+    ]
+    assert (row["label"], row["num_runs"]) == ("mean", 3)
+    assert row["average_incremental_accuracy"] == {
+        "mean": pytest.approx(sum(values) / 3),
+        "std": pytest.approx(statistics.stdev(values)),
+    }
+    again = execute(planned, output=tmp_path)
+    assert again == collected
+
+
+def outcome(average: float, last: float, forgetting: float | None, *, num_steps: int = 5) -> Tree:
+    """What ``collect`` reads of a result."""
+    numbers = {"average_incremental_accuracy": average, "last_accuracy": last, "forgetting": forgetting}
+    return {
+        "metrics": {"class_incremental": {"top1": numbers}},
+        "timings": {
+            "tasks": [{"training_seconds": 1.0, "end_task_seconds": 0.25, "evaluation_seconds": 0.75}]
+        },
+        "num_images": 100,
+        "num_steps": num_steps,
+    }
+
+
+def planned_run(label: str, *overrides: str) -> PlannedRun:
+    config = compose(dataset="digits", learner="finetune", overrides=overrides).validate()
+    return PlannedRun(label, config, Path("out") / label)
+
+
+def test_collect__gives_means_deviations_and_paired_differences() -> None:
+    one, four = "view_batch.num_views=1", "view_batch.num_views=4"
+    runs = [
+        planned_run("plain", one, "seed=1"),
+        planned_run("plain", one, "seed=2"),
+        planned_run("views", four, "seed=2"),
+        planned_run("views", four, "seed=1"),
+        planned_run("views", four, "seed=3"),
+    ]
+    results = [
+        outcome(60, 50, 10),
+        outcome(64, 56, 14),
+        outcome(65, 60, 12),
+        outcome(63, 54, None),
+        outcome(99, 99, 99),
+    ]
+    collected = collect(runs, results)
+    plain, views = collected["rows"]
+    assert (plain["label"], plain["num_runs"], plain["seeds"]) == ("plain", 2, [(1, 1993), (2, 1993)])
+    # Mean and sample deviation of (60, 64), (50, 56), (10, 14).
+    assert plain["average_incremental_accuracy"] == {"mean": 62.0, "std": pytest.approx(8**0.5)}
+    assert plain["last_accuracy"] == {"mean": 53.0, "std": pytest.approx(18**0.5)}
+    assert plain["forgetting"] == {"mean": 12.0, "std": pytest.approx(8**0.5)}
+    assert plain["seconds"] == {"mean": 2.0, "std": 0.0}
+    assert views["num_images"] == {"mean": 100.0, "std": 0.0}
+    assert views["forgetting"]["mean"] == pytest.approx((12 + 99) / 2)
+    # Pairs by seed: 65 - 64 and 63 - 60; 60 - 56 and 54 - 50; forgetting of seed 2 alone, 12 - 14.
+    (effect,) = collected["view_batch_effects"]
+    assert (effect["label"], effect["num_pairs"]) == ("views", 2)
+    assert effect["average_incremental_accuracy"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+    assert effect["last_accuracy"] == {"mean": 4.0, "std": 0.0}
+    assert effect["forgetting"] == {"mean": -2.0, "std": None}
+
+
+def test_collect__pairs_only_what_differs_in_the_view_batch_alone() -> None:
+    slow, fast = "optimization.learning_rate=0.001", "optimization.learning_rate=0.1"
+    one, four = "view_batch.num_views=1", "view_batch.num_views=4"
+    runs = [
+        planned_run("slow-1", one, slow),
+        planned_run("fast-1", one, fast),
+        planned_run("slow-4", four, slow, "objective.consistency_weight=2"),
+        planned_run("fast-4", four, fast),
+        planned_run("other-4", four, "optimization.learning_rate=1"),
+    ]
+    results = [outcome(value, value, value) for value in (10, 20, 15, 26, 99)]
+    effects = collect(runs, results)["view_batch_effects"]
+    assert [(effect["label"], effect["last_accuracy"]["mean"]) for effect in effects] == [
+        ("slow-4", 5.0),
+        ("fast-4", 6.0),
+    ]
+
+
+def test_collect__says_nothing_of_views_where_nothing_is_trained() -> None:
+    runs = [planned_run("one", "view_batch.num_views=1"), planned_run("four", "view_batch.num_views=4")]
+    collected = collect(runs, [outcome(50, 50, None, num_steps=0), outcome(50, 50, None, num_steps=0)])
+    assert collected["view_batch_effects"] == []
+    assert collected["rows"][0]["forgetting"] == {"mean": None, "std": None}
+
+
+def write_study(file: Path, **parts: Any) -> StudyConfig:
+    file.write_text(json.dumps({"dataset": "digits", "runs": [{"learner": "finetune"}], **parts}))
+    return read_study(file)
+
+
+def test_plan_study__combines_runs_grid_and_seeds(tmp_path: Path) -> None:
+    study = write_study(
+        tmp_path / "study.yaml",
+        preset="embedded",
+        settings={"optimization": {"epochs": 8, "batch_size": 32}, "seed": 4},
+        runs=[
+            {"learner": "finetune", "settings": {"optimization": {"epochs": 12}}},
+            {"learner": "slca", "name": "mine", "preset": "paper"},
+        ],
+        grid={"view_batch.num_views": [1, 4], "optimization.clip_gradient_norm": [None, 1.5]},
+        class_order_seeds=[1, 2],
+    )
+    planned = plan_study(study, output=Path("out"), overrides=["device=cpu"])
+    assert len(planned) == 2 * 4 * 2
+    assert [str(item.output) for item in planned[:3]] == [
+        "out/finetune-num_views=1-clip_gradient_norm=None/seed_4-order_1",
+        "out/finetune-num_views=1-clip_gradient_norm=None/seed_4-order_2",
+        "out/finetune-num_views=1-clip_gradient_norm=1.5/seed_4-order_1",
+    ]
+    assert len({item.output for item in planned}) == 16
+    configs = {item.label: item.config for item in planned}
+    first, last = configs["finetune-num_views=1-clip_gradient_norm=None"], planned[-1].config
+    assert (first.optimization.epochs, first.optimization.batch_size, first.preset) == (12, 32, "embedded")
+    assert (first.view_batch.num_views, first.optimization.clip_gradient_norm) == (1, None)
+    assert (last.optimization.epochs, last.view_batch.num_views, last.preset) == (8, 4, "paper")
+    assert last.optimization.clip_gradient_norm == 1.5
+    assert {item.config.device for item in planned} == {"cpu"}
+
+
+def test_plan_study__validates_every_run_before_the_first(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study.yaml", grid={"view_batch.num_views": [1, 3]})
+    with pytest.raises(UsageError, match="nearest batch sizes that do are"):
+        plan_study(study, output=Path("out"))
+
+
+def test_plan_study__refuses_two_runs_in_one_folder(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study.yaml", grid={"seed": [1, 1]})
+    with pytest.raises(UsageError, match="several runs of the study would be written to out/finetune-seed=1"):
+        plan_study(study, output=Path("out"))
