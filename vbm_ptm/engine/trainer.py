@@ -159,6 +159,7 @@ class Trainer:
         )
         with seeded(seed_for("end_task", seed=self.seed, task=task.index)):
             self.learner.end_task(task, features)
+        self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
         self._broadcast_state()
         ended = time.monotonic()
         row = self.evaluator.evaluate(self.learner, self.benchmark.scenario.seen_after(task.index))
@@ -182,7 +183,7 @@ class Trainer:
         accuracy = self.matrix.curve()[-1]
         self.log.write("task", accuracy=accuracy, **asdict(record))
         if accuracy is not None:
-            self.accelerator.log({"accuracy_over_seen_classes": accuracy}, step=task.index)
+            self.accelerator.log({"accuracy_over_seen_classes": accuracy}, step=self._tracker_step())
         display.line(self._task_line(task, record, accuracy))
         if self.store:
             self.store.save(self.learner, self.state())
@@ -203,7 +204,7 @@ class Trainer:
             _TrainingForward(self.learner), build_optimizer(self.optimization, groups)
         )
         trained = [parameter for group in groups for parameter in group.parameters]
-        readings = _Readings(self.accelerator, self.log, task.index)
+        readings = _Readings(self.accelerator, self.log, task.index, first_step=self._tracker_step())
         num_steps = num_images = 0
         for epoch in range(self.optimization.epochs):
             if num_steps == self.config.max_steps_per_task:
@@ -276,6 +277,10 @@ class Trainer:
         steps = math.ceil(num_samples / self.optimization.batch_size) * self.optimization.epochs
         return min(steps, self.config.max_steps_per_task or steps)
 
+    def _tracker_step(self) -> int:
+        """Return the steps of finished tasks, each task counted as one more: trackers drop what does not rise."""
+        return sum(record.num_steps for record in self.records) + len(self.records)
+
     def _broadcast_state(self) -> None:
         """Make every rank continue with rank 0's tensors, bit for bit."""
         if self.accelerator.num_processes > 1:
@@ -328,13 +333,13 @@ class _TrainingForward(nn.Module):
 class _Readings:
     """Loss parts that stay on the device until they are read, and the check that they are finite."""
 
-    def __init__(self, accelerator: Accelerator, log: RunLog, task_index: int) -> None:
+    def __init__(self, accelerator: Accelerator, log: RunLog, task_index: int, *, first_step: int) -> None:
         self._accelerator = accelerator
         self._log = log
         self._task_index = task_index
         self._unread: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         self._epoch: list[dict[str, float]] = []
-        self._num_steps = 0
+        self._tracker_step = first_step
 
     def add(self, parts: dict[str, Tensor], **position: Any) -> None:
         """Keep what one step reported, and where it was."""
@@ -362,10 +367,10 @@ class _Readings:
                     "optimization.learning_rate or look at the data."
                 )
             self._log.write("step", task=self._task_index, **position, **values)
-        self._num_steps += len(steps)
+        self._tracker_step += len(steps)
         self._accelerator.log(
             {f"task_{self._task_index}/{name}": value for name, value in _means(steps).items()},
-            step=self._num_steps,
+            step=self._tracker_step,
         )
         self._epoch += steps
         return _means(steps)
