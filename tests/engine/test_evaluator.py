@@ -1,0 +1,167 @@
+"""Accuracy counts against scores that a test writes down.
+
+Every test image shows its own row number, and the scripted learner looks its scores up by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.data.view_batch import LoaderConfig
+from vbm_ptm.engine.acceleration import Precision, build_accelerator
+from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.learners.base import Learner, LearnerConfig
+from vbm_ptm.metrics import AccuracyCell
+
+RULED_OUT = -torch.inf
+
+
+class Scripted(Learner):
+    """Scores from a table (rows of the test split, classes), and what it was asked."""
+
+    config_class = LearnerConfig
+
+    def __init__(self, backbone: PromptableViT, table: Tensor) -> None:
+        super().__init__(backbone, LearnerConfig(name="scripted"), num_tasks=3)
+        self.table = table
+        self.asked: list[list[int]] = []
+        self.modes: list[tuple[bool, bool, bool]] = []
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        rows = ((images[:, 0, 16, 16] * 0.25 + 0.5) * 255).round().long()
+        self.asked.append(rows.tolist())
+        self.modes.append((self.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return self.table[rows, : self.num_seen_classes]
+
+
+@pytest.fixture
+def evaluate(
+    new_benchmark: Callable[..., Benchmark], tiny_backbones: dict[int, PromptableViT]
+) -> Callable[..., tuple[list[AccuracyCell], Scripted]]:
+    """Return a function that scores the test images of a benchmark by a table and counts."""
+
+    def run(
+        test_sizes: Sequence[int],
+        table: Tensor,
+        *,
+        after: int,
+        batch_size: int = 3,
+        mixed_precision: Precision = "no",
+        change: Callable[[Task], Task] = lambda task: task,
+        **scenario: Any,
+    ) -> tuple[list[AccuracyCell], Scripted]:
+        num_domains = len(scenario.get("domains", "x"))
+        shades = [Image.new("RGB", (32, 32), (row,) * 3) for row in range(sum(test_sizes) * num_domains)]
+        benchmark = new_benchmark(
+            [1] * len(test_sizes), test_sizes=test_sizes, test_images=shades, **scenario
+        )
+        learner = Scripted(tiny_backbones[2], table)
+        for task in benchmark.scenario.tasks[: after + 1]:
+            learner.begin_task(task)
+        learner.train()
+        accelerator = build_accelerator(device="cpu", mixed_precision=mixed_precision)
+        evaluator = Evaluator(accelerator, benchmark, LoaderConfig(evaluation_batch_size=batch_size))
+        tasks = [change(task) for task in benchmark.scenario.seen_after(after)]
+        return evaluator.evaluate(learner, tasks), learner
+
+    return run
+
+
+def one_hot(predictions: Sequence[int], num_classes: int) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(predictions), num_classes).float()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_evaluator__counts_each_test_image_once(evaluate: Callable[..., Any], batch_size: int) -> None:
+    # Rows, class by class in turn: labels 0 1 2 3, 0 1 2, 0 2.
+    predictions = [0, 0, 2, 3, 0, 1, 0, 3, 2]
+    cells, learner = evaluate(
+        [3, 2, 3, 1], one_hot(predictions, 4), after=1, batch_size=batch_size, num_tasks=2
+    )
+    assert sorted(row for batch in learner.asked for row in batch) == list(range(9))
+    assert [(cell.total, cell.class_incremental_top1) for cell in cells] == [(5, 3), (4, 3)]
+
+
+def test_evaluator__looks_at_seen_tasks_only(evaluate: Callable[..., Any]) -> None:
+    cells, learner = evaluate([1, 1, 1, 1], one_hot([0, 1, 2, 3], 4), after=0, num_tasks=2)
+    assert sorted(row for batch in learner.asked for row in batch) == [0, 1]
+    assert [cell.total for cell in cells] == [2]
+
+
+def test_evaluator__measures_without_gradient_and_in_eval_mode(evaluate: Callable[..., Any]) -> None:
+    _, learner = evaluate([1, 1], one_hot([0, 1], 2), after=0, num_tasks=1)
+    assert learner.modes == [(False, False, False)]
+    _, learner = evaluate([1, 1], one_hot([0, 1], 2).bfloat16(), after=0, num_tasks=1, mixed_precision="bf16")
+    assert learner.modes == [(False, False, True)]
+
+
+def test_evaluator__task_incremental_is_the_best_of_the_own_columns(evaluate: Callable[..., Any]) -> None:
+    scores = torch.tensor(
+        [
+            [1.0, 0.0, 5.0, 0.0],  # class 0: right among its own task's classes alone
+            [9.0, 8.0, 0.0, 0.0],  # class 1: wrong in both ways
+            [0.0, 0.0, 7.0, 6.0],  # class 2: right in both ways
+            [9.0, 0.0, 1.0, 2.0],  # class 3: right among its own task's classes alone
+        ]
+    )
+    cells, _ = evaluate([1, 1, 1, 1], scores, after=1, num_tasks=2)
+    assert [cell.class_incremental_top1 for cell in cells] == [0, 1]
+    assert [cell.task_incremental_top1 for cell in cells] == [1, 2]
+    assert [cell.class_incremental_top5 for cell in cells] == [2, 2]
+
+
+def test_evaluator__a_class_that_is_ruled_out_is_never_right(evaluate: Callable[..., Any]) -> None:
+    scores = torch.tensor([[RULED_OUT, RULED_OUT, 0.0], [RULED_OUT, 1.0, 0.0], [RULED_OUT] * 3])
+    cells, _ = evaluate([1, 1, 1], scores, after=1, task_sizes=(2, 1))
+    first, second = cells
+    assert (first.class_incremental_top1, first.class_incremental_top5) == (1, 1)
+    assert (first.task_incremental_top1, first.task_incremental_top5) == (1, 1)
+    assert (second.class_incremental_top5, second.task_incremental_top1) == (0, 0)
+
+
+def test_evaluator__tasks_without_test_images_have_empty_cells(evaluate: Callable[..., Any]) -> None:
+    cells, _ = evaluate([2, 0, 1], one_hot([0, 2, 0], 3), after=2, num_tasks=3)
+    assert [cell.total for cell in cells] == [2, 0, 1]
+    assert [cell.class_incremental_top1 for cell in cells] == [2, 0, 1]
+    cells, learner = evaluate([0, 0, 1], one_hot([0], 3), after=1, num_tasks=3)
+    assert [cell.total for cell in cells] == [0, 0]
+    assert learner.asked == []
+
+
+def test_evaluator__overwritten_task_numbers_change_nothing(evaluate: Callable[..., Any]) -> None:
+    def forget(task: Task) -> Task:
+        return replace(task, index=0)
+
+    options: dict[str, Any] = {"after": 2, "num_tasks": 3}
+    table = one_hot([0, 1, 1, 2, 0, 2], 3)
+    assert evaluate([2, 2, 2], table, change=forget, **options)[0] == evaluate([2, 2, 2], table, **options)[0]
+
+
+def test_evaluator__domains_share_classes_and_have_no_task_incremental_accuracy(
+    evaluate: Callable[..., Any],
+) -> None:
+    # Rows: class 0 in both domains, class 1 in both domains.
+    cells, learner = evaluate(
+        [1, 1], one_hot([0, 1, 1, 1], 2), after=1, kind="domain_incremental", domains=("photo", "sketch")
+    )
+    assert [(cell.total, cell.class_incremental_top1) for cell in cells] == [(2, 2), (2, 1)]
+    assert [cell.task_incremental_top1 for cell in cells] == [None, None]
+    assert sorted(row for batch in learner.asked for row in batch) == [0, 1, 2, 3]
+
+
+def test_evaluator__joint_training_is_measured_on_the_tasks_that_it_bounds(
+    evaluate: Callable[..., Any],
+) -> None:
+    cells, _ = evaluate([1, 1, 2], one_hot([0, 0, 2, 2], 3), after=0, kind="joint", num_tasks=3)
+    assert [(cell.total, cell.class_incremental_top1) for cell in cells] == [(1, 1), (1, 0), (2, 2)]
+    assert [cell.task_incremental_top1 for cell in cells] == [1, 1, 2]

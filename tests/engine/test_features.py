@@ -1,0 +1,119 @@
+"""Features of training images: which rows, in which order, through which transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.view_batch import LoaderConfig
+from vbm_ptm.engine.acceleration import build_accelerator
+from vbm_ptm.engine.features import TaskFeatures
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seed_for, seeded
+
+
+@pytest.fixture(name="benchmark_shuffled", scope="module")
+def classes_in_another_order(new_benchmark: Callable[..., Benchmark]) -> Benchmark:
+    return new_benchmark([4, 3, 5, 2], num_tasks=2, class_order="seed", class_order_seed=2)
+
+
+@pytest.fixture(name="learner")
+def begun_learner(new_learner: Callable[..., Learner], benchmark_shuffled: Benchmark) -> Learner:
+    learner = new_learner("nearest_mean", num_tasks=2)
+    for task in benchmark_shuffled.scenario.tasks:
+        learner.begin_task(task)
+    return learner
+
+
+def features_of(learner: Learner, benchmark: Benchmark, **options: Any) -> TaskFeatures:
+    return TaskFeatures(
+        learner,
+        benchmark,
+        benchmark.scenario.tasks[1],
+        build_accelerator(device="cpu", **options),
+        LoaderConfig(evaluation_batch_size=3),
+        seed=5,
+    )
+
+
+def test_features__are_those_of_the_task_in_the_order_of_rows(
+    learner: Learner, benchmark_shuffled: Benchmark
+) -> None:
+    benchmark = benchmark_shuffled
+    task = benchmark.scenario.tasks[1]
+    names = [f"class {label}" for label in benchmark.datasets.train.labels]
+    expected = [
+        row for row, name in enumerate(names) if benchmark.scenario.class_names.index(name) in task.classes
+    ]
+    values, labels, sample_ids = features_of(learner, benchmark)()
+    assert sample_ids.tolist() == expected
+    assert labels.tolist() == [benchmark.scenario.class_names.index(names[row]) for row in expected]
+    images = torch.stack(
+        [benchmark.transforms.evaluate(benchmark.datasets.train.image(row)) for row in expected]
+    )
+    torch.testing.assert_close(values, learner.query(images), atol=1e-6, rtol=0)
+    assert values.dtype == torch.float32
+    assert values.device.type == "cpu"
+
+
+@pytest.mark.parametrize("rows", [[3, 0, 11, 7, 1], [5], [9, 2, 4]])
+def test_features__come_as_the_rows_are_asked_for(
+    learner: Learner, benchmark_shuffled: Benchmark, rows: list[int]
+) -> None:
+    features = features_of(learner, benchmark_shuffled)
+    values, labels, sample_ids = features(rows)
+    assert sample_ids.tolist() == rows
+    assert values.shape == (len(rows), 48)
+    assert labels.dtype == torch.int64
+    everything, _, _ = features(range(len(benchmark_shuffled.datasets.train)))
+    torch.testing.assert_close(values, everything[rows], atol=1e-5, rtol=0)
+
+
+def test_features__weak_transform_is_one_fixed_draw_per_row(
+    learner: Learner, benchmark_shuffled: Benchmark
+) -> None:
+    features = features_of(learner, benchmark_shuffled)
+    values, _, sample_ids = features(transform="weak")
+    again, _, _ = features(sample_ids.flip(0).tolist(), "weak")
+    torch.testing.assert_close(again.flip(0), values, atol=1e-5, rtol=0)
+    plain, _, _ = features()
+    assert not torch.allclose(plain, values, atol=1e-3)
+    row = int(sample_ids[0])
+    with seeded(seed_for("features", seed=5, task=1, sample=row)):
+        image = benchmark_shuffled.transforms.weak(benchmark_shuffled.datasets.train.image(row))
+    torch.testing.assert_close(learner.query(image[None])[0], values[0], atol=1e-5, rtol=0)
+
+
+def test_features__are_computed_when_asked_for(
+    learner: Learner, benchmark_shuffled: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    query = learner.query
+
+    def counted(images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        return query(images)
+
+    monkeypatch.setattr(learner, "query", counted)
+    features = features_of(learner, benchmark_shuffled)
+    assert sizes == []
+    features(np.arange(7).tolist())
+    assert sizes == [3, 3, 1]
+
+
+def test_features__stay_in_float32_under_mixed_precision(
+    learner: Learner, benchmark_shuffled: Benchmark
+) -> None:
+    plain, _, _ = features_of(learner, benchmark_shuffled)()
+    mixed, _, _ = features_of(learner, benchmark_shuffled, mixed_precision="bf16")()
+    assert torch.equal(plain, mixed)
+    learner.double()
+    monkey = learner.query
+    learner.query = lambda images: monkey(images.double())  # a learner may compute in float64
+    double, _, _ = features_of(learner, benchmark_shuffled)()
+    assert double.dtype == torch.float64

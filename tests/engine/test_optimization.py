@@ -1,0 +1,111 @@
+"""Schedules against the lists of the methods' papers and repositories, and what optimizers are given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from vbm_ptm.engine.optimization import (
+    OptimizationConfig,
+    build_optimizer,
+    learning_rate_factor,
+    set_learning_rate,
+)
+from vbm_ptm.learners.base import ParameterGroup
+
+
+def config_of(**settings: Any) -> OptimizationConfig:
+    return OptimizationConfig.model_validate(settings)
+
+
+def factors(config: OptimizationConfig) -> list[float]:
+    return [learning_rate_factor(config, epoch) for epoch in range(config.epochs)]
+
+
+def groups() -> list[ParameterGroup]:
+    return [
+        ParameterGroup("backbone", [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))], 0.01),
+        ParameterGroup("heads", [nn.Parameter(torch.ones(3))]),
+    ]
+
+
+def test_schedule__of_slca_falls_for_the_last_two_epochs() -> None:
+    config = config_of(epochs=20, learning_rate=0.01, schedule="multistep", milestones=["18"], decay="0.1")
+    assert factors(config) == pytest.approx([1.0] * 18 + [0.1] * 2)
+    optimizer = build_optimizer(config, groups())
+    rates = []
+    for epoch in range(20):
+        set_learning_rate(optimizer, config, epoch)
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates[0] == rates[17] == pytest.approx([1e-4, 1e-2])
+    assert rates[18] == rates[19] == pytest.approx([1e-5, 1e-3])
+    set_learning_rate(optimizer, config, 0)  # nothing adds up
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-4, 1e-2])
+
+
+def test_schedule__passes_several_milestones() -> None:
+    config = config_of(epochs=6, schedule="multistep", milestones=(2, 5), decay=0.5)
+    assert factors(config) == [1, 1, 0.5, 0.5, 0.5, 0.25]
+
+
+def test_schedule__quarter_cosine_is_that_of_coda_prompt() -> None:
+    values = factors(config_of(epochs=20, schedule="quarter_cosine"))
+    assert values[0] == 1.0
+    assert values[1] == pytest.approx(0.996652, abs=1e-6)
+    assert values[-1] == pytest.approx(0.015707, abs=1e-6)
+    assert values == pytest.approx([math.cos(99 * math.pi * k / (200 * 19)) for k in range(20)])
+    assert factors(config_of(epochs=1, schedule="quarter_cosine")) == [1.0]
+
+
+def test_schedule__cosine_is_that_of_torch() -> None:
+    config = config_of(epochs=5, learning_rate=0.01, schedule="cosine")
+    assert factors(config) == pytest.approx([1, 0.9045085, 0.6545085, 0.3454915, 0.0954915], abs=1e-7)
+
+
+def test_schedule__constant_stays() -> None:
+    assert factors(config_of(epochs=3, milestones=(1,))) == [1.0] * 3  # milestones belong to another schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+)
+def test_build_optimizer__keeps_the_groups_apart(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    config = config_of(optimizer=name, learning_rate=0.2, weight_decay=0.3, momentum=0.4)
+    given = groups()
+    optimizer = build_optimizer(config, given)
+    assert type(optimizer) is kind
+    assert [group["name"] for group in optimizer.param_groups] == ["backbone", "heads"]
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.002, 0.2])
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3]
+    for group, one in zip(optimizer.param_groups, given, strict=True):
+        assert [id(parameter) for parameter in group["params"]] == [id(p) for p in one.parameters]
+    if name == "sgd":
+        assert [group["momentum"] for group in optimizer.param_groups] == [0.4, 0.4]
+    else:
+        assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.999)] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"learning_rate": 0},
+        {"learning_rate": "inf"},
+        {"momentum": 1},
+        {"weight_decay": -1e-4},
+        {"schedule": "linear"},
+        {"optimizer": "lion"},
+        {"clip_gradient_norm": 0},
+        {"milestones": ["eighteen"]},
+        {"warmup": 3},
+    ],
+)
+def test_optimization_config__refuses(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        config_of(**wrong)

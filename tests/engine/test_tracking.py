@@ -1,0 +1,87 @@
+"""The log file, and what a run prints where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
+
+
+def test_run_log__writes_one_line_per_event_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    assert log.position == 0
+    log.write("step", loss=0.5, name="Tür [3]")
+    log.write("task", accuracy=None)
+    lines = path.read_text(encoding="utf-8").splitlines()  # before it is closed
+    assert [json.loads(line) for line in lines] == [
+        {"event": "step", "loss": 0.5, "name": "Tür [3]"},
+        {"event": "task", "accuracy": None},
+    ]
+    assert log.position == path.stat().st_size
+    log.close()
+
+
+def test_run_log__is_cut_back_to_the_checkpoint_on_resume(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    log.write("task", index=0)
+    position, kept = log.position, path.read_bytes()
+    log.write("step", task=1)
+    log.write("step", task=1)
+    log.close()
+
+    log = RunLog(path, position=position)
+    assert path.read_bytes() == kept
+    assert log.position == position
+    log.write("task", index=1)
+    log.close()
+    assert path.read_bytes().startswith(kept)
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_run_log__that_was_lost_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path, position=500)
+    assert log.position == 0
+    log.write("task", index=1)
+    log.close()
+    assert json.loads(path.read_text()) == {"event": "task", "index": 1}
+
+
+def test_run_log__without_a_file_writes_nothing(tmp_path: Path) -> None:
+    log = RunLog(None)
+    log.write("step", loss=0.5)
+    assert log.position == 0
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_display__prints_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(8) as display:
+        for _ in range(2):
+            display.advance()
+        display.show("task 1/2 · epoch 1/2", {"loss": 2.0})  # a bar's matter
+        display.epoch_line("task 1/2 · epoch 1/2", {"loss": 0.51234, "cross_entropy": 0.5, "accuracy": 0.25})
+        display.line("[task] done: " + "x" * 300)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, second = printed.err.splitlines()
+    assert first.startswith(
+        "task 1/2 · epoch 1/2 · loss 0.5123 · cross entropy 0.5 · accuracy 25.0% · 0:00 left"
+    )
+    assert second == "[task] done: " + "x" * 300  # neither markup nor wrapped
+    assert "\x1b" not in printed.err
+
+
+def test_progress_display__is_silent_on_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(8, is_silent=True) as display:
+        display.advance()
+        display.show("task 1/2", {"loss": 1.0})
+        display.epoch_line("task 1/2", {"loss": 1.0})
+        display.line("done")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
