@@ -104,6 +104,7 @@ WRONG_OPTIONS = {
     "weights": (["--set", "backbone.checkpoint=/nowhere/w.safetensors"], "/nowhere/w.safetensors"),
     "config file": (["--config", "nowhere.yaml"], "unknown configuration file 'nowhere.yaml'"),
     "seeds": (["--seeds", "1,x"], "--seeds '1,x' is not a list of whole numbers"),
+    "no seeds": (["--seeds", ""], "--seeds '' is not a list of whole numbers"),
     "seed and seeds": (["--seeds", "1,2", "--seed", "3"], "one seed or a list of seeds, not both"),
     "lengths": (["--seeds", "1,2", "--class-order-seeds", "1"], "2 seeds and 1 class-order seeds"),
     "seeds twice": (["--seeds", "1,1"], "seeds given more than once: 1"),
@@ -338,6 +339,7 @@ def test_predict__names_paths_that_are_no_images(finished: Path, tmp_path: Path,
     said = refused("predict", str(finished), str(tmp_path / "nowhere.jpg"), str(tmp_path / "empty"))
     assert "there is no image file or folder" in said
     assert "no images below" in said
+    assert "not both" in refused("predict", str(finished), str(tmp_path / "notes.jpg"), "--json", "--csv")
     said = refused("predict", str(finished), str(tmp_path / "notes.jpg"))
     assert f"cannot read image '{tmp_path / 'notes.jpg'}': not an image in any known format" in said
 

@@ -178,6 +178,8 @@ def predict(
     from vbm_ptm.data.folders import find_images
     from vbm_ptm.experiment import predict as classify
 
+    if as_json and csv:
+        raise UsageError("give --json or --csv, not both.")
     images = find_images(paths)
     predictions = classify(run, images, top_k=top_k, task=None if task is None else task - 1)
     rows = [(str(item.path), list(zip(item.class_names, item.scores, strict=True))) for item in predictions]
@@ -327,8 +329,10 @@ def _overrides(
 
 
 def _integers(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
     try:
-        return tuple(int(item) for item in text.split(",")) if text else ()
+        return tuple(int(item) for item in text.split(","))
     except ValueError:
         raise UsageError(
             f"{option} '{text}' is not a list of whole numbers such as 1993,1996,1997."
