@@ -298,6 +298,14 @@ def test_train__runs_on_a_local_copy_of_cifar100(
     assert "preset 'embedded' of nearest_mean was made for" in capsys.readouterr().err
 
 
+def test_train__has_a_place_for_results_by_default(
+    named_folder: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(training(named_folder, tiny, learner="nearest_mean")) == 0
+    assert result_of(tmp_path / "runs" / "fruits-nearest_mean-v1")["num_views"] == 1
+
+
 def test_train__stops_after_a_task_as_planned_and_goes_on(
     named_folder: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

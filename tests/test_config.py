@@ -169,6 +169,20 @@ def test_compose__default_preset_fits_data_set_and_weights(
     assert all(f"preset '{expected}'" in line and str(backbone) in line for line in warnings)
 
 
+def test_compose__names_may_stand_in_a_file_or_a_tree(tmp_path: Path) -> None:
+    names: Tree = {"dataset": {"name": "digits"}, "learner": {"name": "slca"}}
+    expected = compose(dataset="digits", learner="slca").validate().model_dump()
+    assert compose(tree=names).validate().model_dump() == expected
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(names))
+    assert compose(config_file=file).validate().model_dump() == expected
+    own: Tree = {"dataset": {"name": "anything", "path": "here"}, "learner": {"name": "slca"}}
+    assert compose(tree=own).validate().preset == "embedded"
+    own["dataset"].pop("path")
+    (problem,) = problems_of(tree=own)
+    assert problem.startswith("unknown data set 'anything'.")
+
+
 @pytest.mark.parametrize("where", ["option", "override", "file"])
 def test_compose__preset_can_be_given_anywhere(where: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
