@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.launch import is_main_process
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,10 +107,10 @@ def train(
                 f"--output {folder} exists already. Go on with it by --resume, or give another folder."
             )
         label = f"{first.learner.name}-v{first.view_batch.num_views}"
-        _show_study(
-            execute(plan_runs(label, output=folder, overrides=chosen, **several, **sources), output=folder),
-            folder,
-        )
+        planned_runs = plan_runs(label, output=folder, overrides=chosen, **several, **sources)
+        with _advice("Go on with the same command and --resume."):
+            collected = execute(planned_runs, output=folder)
+        _show_study(collected, folder)
         return
 
     from vbm_ptm.experiment import run
@@ -116,7 +118,8 @@ def train(
 
     (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
     folder = output or _default_output(planned.config)
-    result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
+    with _advice("Go on with the same command and --resume."):
+        result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
     _show_study(collect([replace(planned, label=label, output=folder)], [result]), folder)
 
@@ -138,7 +141,9 @@ def study(
     planned = plan_study(
         read_study(find_config(str(file))), output=folder, overrides=_overrides(overrides, device=device)
     )
-    _show_study(execute(planned, output=folder), folder)
+    with _advice("Repeat the command to go on."):
+        collected = execute(planned, output=folder)
+    _show_study(collected, folder)
 
 
 @app.command()
@@ -287,6 +292,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextmanager
+def _advice(text: str) -> Iterator[None]:
+    """Say how to go on after an interruption."""
+    try:
+        yield
+    except TrainingInterrupted as interruption:
+        raise TrainingInterrupted(interruption.exit_code, f"{interruption}. {text}") from None
+
+
 def _fail(code: int, *messages: str) -> int:
     for message in messages:
         sys.stderr.write(f"error: {message}\n")
@@ -307,7 +321,7 @@ def _configure_logging() -> None:
 
     logger = logging.getLogger("vbm_ptm")
     logger.handlers = [Console()]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO if is_main_process() else logging.ERROR)
     logger.propagate = False
 
 
@@ -344,6 +358,8 @@ def _default_output(config: Any) -> Path:
 
 
 def _show_study(collected: dict[str, Any], folder: Path) -> None:
+    if not is_main_process():
+        return
     from vbm_ptm.report.tables import effect_lines, study_table
 
     console = _stdout()

@@ -23,7 +23,7 @@ from vbm_ptm.data.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.scenario import build_scenario
 from vbm_ptm.data.transforms import build_transforms
-from vbm_ptm.engine.acceleration import build_accelerator, finish_trackers, start_trackers
+from vbm_ptm.engine.acceleration import Accelerator, build_accelerator, finish_trackers, start_trackers
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.interruption import StopRequest
@@ -106,67 +106,68 @@ def run(
         trackers=config.trainer.trackers,
         directory=directory.path,
     )
-    is_main = accelerator.is_main_process
-    started = time.monotonic()
     setup = build(config)
-    stop = StopRequest(stop_after_task)
     # Bad data or weights have been reported by now, before the directory is made.
-    with directory.claimed(config, resume=resume) if is_main else nullcontext():
+    with directory.claimed(config, resume=resume) if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
-        store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
-        checkpoint = store.read() if resume else None
-        if checkpoint:
-            restore_checked(setup, checkpoint)  # before the log is cut: a damaged checkpoint changes nothing
-        position = checkpoint.state["log_position"] if checkpoint else 0
-        log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
-        trainer = Trainer(
-            setup.learner,
-            benchmark=setup.benchmark,
-            objective=ViewBatchObjective(config.objective),
-            optimization=config.optimization,
-            view_batch=config.view_batch,
-            loading=config.data.for_device(accelerator.device.type),
-            config=config.trainer,
-            accelerator=accelerator,
-            seed=config.seed,
-            log=log,
-            store=store if is_main else None,
-            stop=stop,
+        return _train(setup, directory, accelerator, StopRequest(stop_after_task))
+
+
+def _train(
+    setup: Setup, directory: RunDirectory, accelerator: Accelerator, stop: StopRequest
+) -> dict[str, Any]:
+    """Train from the newest checkpoint on, if there is one; write and return the result, whatever happens."""
+    config, is_main, started = setup.config, accelerator.is_main_process, time.monotonic()
+    store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
+    checkpoint = store.read()
+    if checkpoint:
+        restore_checked(setup, checkpoint)  # before the log is cut: a damaged checkpoint changes nothing
+    position = checkpoint.state["log_position"] if checkpoint else 0
+    log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
+    trainer = Trainer(
+        setup.learner,
+        benchmark=setup.benchmark,
+        objective=ViewBatchObjective(config.objective),
+        optimization=config.optimization,
+        view_batch=config.view_batch,
+        loading=config.data.for_device(accelerator.device.type),
+        config=config.trainer,
+        accelerator=accelerator,
+        seed=config.seed,
+        log=log,
+        store=store if is_main else None,
+        stop=stop,
+    )
+    if checkpoint:
+        trainer.load_state(checkpoint.state)
+        done, planned = checkpoint.task_index + 1, len(setup.benchmark.scenario.tasks)
+        logger.info("going on after task %d of %d", done, planned)
+    for line in banner(setup, num_ranks=accelerator.num_processes, device=str(accelerator.device)):
+        logger.info(line)
+    num_views, epochs = config.view_batch.num_views, config.optimization.epochs
+    if epochs % num_views:
+        logger.warning(
+            "%d epochs are no whole number of cycles of %d views: samples will differ by one visit",
+            epochs,
+            num_views,
         )
-        if checkpoint:
-            trainer.load_state(checkpoint.state)
-            logger.info(
-                "going on after task %d of %d", checkpoint.task_index + 1, len(setup.benchmark.scenario.tasks)
-            )
-        for line in banner(setup, num_ranks=accelerator.num_processes, device=str(accelerator.device)):
-            logger.info(line)
-        num_views, epochs = config.view_batch.num_views, config.optimization.epochs
-        if epochs % num_views:
-            logger.warning(
-                "%d epochs are no whole number of cycles of %d views: samples will differ by one visit",
-                epochs,
-                num_views,
-            )
-        start_trackers(accelerator, dict(leaves(config.model_dump(mode="json"))))
-        status = "failed"
-        try:
-            with stop.listening():
-                trainer.fit()
-            status = "finished"
-        except TrainingInterrupted as interruption:
-            status = "interrupted"
-            raise TrainingInterrupted(
-                interruption.exit_code,
-                f"{interruption}; {len(trainer.records)} finished tasks are saved in {directory.path}. "
-                "Go on with the same command and --resume.",
-            ) from None
-        finally:
-            log.close()
-            finish_trackers(accelerator)
-            result = _result(setup, trainer, status=status, seconds=time.monotonic() - started)
-            if is_main:
-                write_json(directory.path / "result.json", result)
-        return result
+    start_trackers(accelerator, dict(leaves(config.model_dump(mode="json"))))
+    status = "failed"
+    try:
+        with stop.listening():
+            trainer.fit()
+        status = "finished"
+    except TrainingInterrupted as interruption:
+        status = "interrupted"
+        saved = f"{len(trainer.records)} finished tasks are saved in {directory.path}"
+        raise TrainingInterrupted(interruption.exit_code, f"{interruption}; {saved}") from None
+    finally:
+        log.close()
+        finish_trackers(accelerator)
+        result = _result(setup, trainer, status=status, seconds=time.monotonic() - started)
+        if is_main:
+            write_json(directory.path / "result.json", result)
+    return result
 
 
 def evaluate(run_directory: Path | str, *, task: int | None = None) -> AccuracyMatrix:

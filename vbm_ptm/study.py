@@ -18,6 +18,7 @@ from vbm_ptm.config import ComposedConfig, RunConfig, compose, nested, problem_m
 from vbm_ptm.engine.checkpoint import write_json
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.launch import is_main_process
 from vbm_ptm.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,8 @@ def execute(runs: Sequence[PlannedRun], *, output: Path) -> dict[str, Any]:
         )
         results.append(run(planned.config, output=planned.output, resume=planned.output.exists()))
     collected = collect(runs, results)
-    write_json(output / "study.json", collected)
+    if is_main_process():
+        write_json(output / "study.json", collected)
     return collected
 
 

@@ -13,6 +13,16 @@ from accelerate.state import AcceleratorState, PartialState
 
 from vbm_ptm.errors import UsageError
 
+__all__ = [
+    "Accelerator",
+    "Device",
+    "Precision",
+    "Tracker",
+    "build_accelerator",
+    "finish_trackers",
+    "start_trackers",
+]
+
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["no", "bf16", "fp16"]
 Tracker = Literal["tensorboard", "wandb"]
