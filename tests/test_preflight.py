@@ -80,6 +80,17 @@ def test_survey__knows_a_learner_that_is_not_trained(toy_tree: Callable[..., Tre
     assert mebibytes(facts["disk for checkpoints"]) < 0.1
 
 
+def test_survey__counts_the_statistics_of_classes(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    """SLCA keeps a mean and a factor per class: 10 x (1 + 64) vectors of 64 numbers, every class having > 64 images."""
+    tree = toy_tree()
+    tree["dataset"] = {"name": "digits"}
+    tree["scenario"] = {"num_tasks": 1}
+    facts = survey(config_file=as_file(tree, tmp_path))
+    stored = 300_096 + 10 * 64 + 10  # backbone, one head
+    expected = 4 * (stored + 10 * (1 + 64) * 64) / 2**20
+    assert mebibytes(facts["disk for checkpoints"]) == pytest.approx(expected, abs=0.051)
+
+
 def test_survey__finds_what_a_run_would_stumble_over(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     tree = toy_tree()
     tree["scenario"]["num_tasks"] = 13
