@@ -250,15 +250,16 @@ def test_predict__prints_the_right_names(
 def test_predict__shows_class_names_as_they_are(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    data = tmp_path / "[data]"
     for name, colour in (("[red]", "train"), (":smile:", "10")):
-        (tmp_path / "data" / name).mkdir(parents=True)
+        (data / name).mkdir(parents=True)
         for number in range(3):
-            coloured(colour, number).save(tmp_path / "data" / name / f"{number}.png")
+            coloured(colour, number).save(data / name / f"{number}.png")
     run = tmp_path / "run"
     more = ("--output", str(run), "--set", "scenario.num_tasks=1")
-    assert main(training(tmp_path / "data", tiny, *more, learner="nearest_mean")) == 0
-    capsys.readouterr()
-    assert main(["predict", str(run), str(tmp_path / "data")]) == 0
+    assert main(training(data, tiny, *more, learner="nearest_mean")) == 0
+    assert "[data] (flat): train split: 4 images" in capsys.readouterr().err
+    assert main(["predict", str(run), str(data)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("[red]") + shown.count(":smile:") == 6 * 2 + 6
     assert main(["evaluate", str(run)]) == 0
