@@ -30,7 +30,9 @@ def objective(**settings: float | bool) -> ViewBatchObjective:
 
 
 def test_objective__has_the_golden_consistency() -> None:
-    loss, parts = objective()(output_of(TWO_GROUPS), torch.tensor([0, 1]), num_views=3, num_global_groups=2)
+    output = output_of(TWO_GROUPS.clone().requires_grad_())
+    loss, parts = objective()(output, torch.tensor([0, 1]), num_views=3, num_global_groups=2)
+    assert loss.requires_grad
     assert parts["consistency"].item() == pytest.approx((0.266217 + 0 + 0.474266 + 0.119499) / 4, abs=1e-6)
     # Minus the logarithm of each of six softmax values, label 0 in the first group and 1 in the second.
     by_hand = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 
@@ -85,3 +87,19 @@ def test_progress_display__is_silent_on_other_ranks(capsys: pytest.CaptureFixtur
         display.line("done")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
+
+
+def test_progress_display__shows_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=120, highlight=False)
+    monkeypatch.setattr("vbm_ptm.engine.tracking.console", terminal)
+    with ProgressDisplay(8) as display:
+        display.advance(3)
+        display.show("task 1/2", {"loss": 0.5})
+        display.epoch_line("epoch 1/2 is over", {"loss": 0.5})  # the bar has said it
+        display.line("task 1/2 done")
+    shown = screen.getvalue()
+    assert "3/8 steps" in shown
+    assert "task 1/2 · loss 0.5" in shown
+    assert "task 1/2 done" in shown
+    assert "is over" not in shown

@@ -212,6 +212,32 @@ class TestReproducibility:
         assert are_equal(one, same)
         assert not any(torch.equal(one[name], other[name]) for name in one if "weight" in name)
 
+    def test_fit__seeds_whatever_a_learner_draws(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        """In every step and at the end of a task, from the position in the run alone."""
+        learner = new_learner("finetune")
+        forward, drawn = learner.forward, []
+
+        def drawing(images: Tensor, labels: Tensor) -> LearnerOutput:
+            drawn.append(torch.rand(1).item())
+            return forward(images, labels)
+
+        learner.forward = drawing
+        learner.end_task = lambda task, features: drawn.append(torch.rand(1).item())
+        new_run(learner, benchmark_of_three, seed=4).trainer.fit()
+        expected = []
+        for task in range(3):
+            purposes = [
+                seed_for("step", seed=4, task=task, epoch=epoch, sample=step)
+                for epoch in range(2)
+                for step in range(2)
+            ]
+            for seed in [*purposes, seed_for("end_task", seed=4, task=task)]:
+                with seeded(seed):
+                    expected.append(torch.rand(1).item())
+        assert drawn == expected
+
     def test_fit__nonsense_in_the_test_split_changes_no_weight(
         self, new_benchmark: NewBenchmark, new_learner: NewLearner, new_run: NewRun
     ) -> None:
