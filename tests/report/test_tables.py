@@ -14,7 +14,7 @@ from vbm_ptm.report.tables import effect_lines, percent, spread, study_table, ta
 
 def shown(table: Table) -> list[list[str]]:
     """Return the cells of every line of a table."""
-    console = Console(width=160, record=True, file=None, quiet=False, markup=False)
+    console = Console(width=160, markup=False)
     with console.capture() as capture:
         console.print(table)
     lines = capture.get().splitlines()
@@ -29,13 +29,13 @@ def one(mean: float | None, std: float | None = None) -> dict[str, float | None]
     ("values", "words"),
     [
         (one(None), "n/a"),
-        (one(12.345), "12.35"),
+        (one(12.25), "12.25"),
         (one(12.346, 0.5), "12.35 ± 0.50"),
         (one(0.0, 0.0), "0.00 ± 0.00"),
     ],
 )
 def test_spread__shows_what_there_is(values: dict[str, float | None], words: str) -> None:
-    assert spread(values) == words.replace("12.35", f"{values['mean'] or 0:.2f}")
+    assert spread(values) == words
 
 
 def test_spread__shows_signs_and_digits() -> None:
