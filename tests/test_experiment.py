@@ -13,7 +13,7 @@ import torch
 from vbm_ptm.config import compose
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.errors import TrainingInterrupted, UsageError
-from vbm_ptm.experiment import banner, batched, build, evaluate, predict, run
+from vbm_ptm.experiment import banner, build, evaluate, predict, run
 
 Tree = dict[str, Any]
 
@@ -138,10 +138,21 @@ def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> 
     assert "12 classes in 3 tasks of 5, 4, 3" in lines
 
 
-def test_batched__cuts_into_lists() -> None:
-    assert list(batched(map(Path, "abcde"), 2)) == [
-        [Path("a"), Path("b")],
-        [Path("c"), Path("d")],
-        [Path("e")],
+def test_predict__names_broken_images_after_all_others(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+) -> None:
+    run(toy_tree("nearest_mean"), output=tmp_path / "run")
+    good = sorted((toy_folder / "test" / "class_03").glob("*.png"))[:2]
+    broken = [tmp_path / "a.png", tmp_path / "b.jpg"]
+    for path in broken:
+        path.write_text("no image")
+    predictions = predict(tmp_path / "run", [good[0], *broken, good[1]], top_k=1, device="cpu")
+    assert [next(predictions).path, next(predictions).path] == good
+    with pytest.raises(UsageError) as caught:
+        next(predictions)
+    assert [
+        name in message for name, message in zip(("a.png", "b.jpg"), caught.value.problems, strict=True)
+    ] == [
+        True,
+        True,
     ]
-    assert list(batched([], 2)) == []

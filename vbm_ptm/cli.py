@@ -147,7 +147,7 @@ def study(
 
 
 @app.command()
-def evaluate(run: Run, task: TaskNumber = None, as_json: AsJson = False) -> None:
+def evaluate(run: Run, task: TaskNumber = None, device: DeviceName = None, as_json: AsJson = False) -> None:
     """Measure a stored learner again on the test images of all tasks it had seen."""
     from vbm_ptm.experiment import evaluate as measure
     from vbm_ptm.metrics import AccuracyMatrix
@@ -156,7 +156,7 @@ def evaluate(run: Run, task: TaskNumber = None, as_json: AsJson = False) -> None
 
     index = None if task is None else task - 1
     state = RunDirectory(run).checkpoint(index).state
-    measured, trained = measure(run, task=index), AccuracyMatrix.from_dict(state["matrix"])
+    measured, trained = measure(run, task=index, device=device), AccuracyMatrix.from_dict(state["matrix"])
     is_equal = measured.rows[0] == trained.rows[state["task_index"]]
     if as_json:
         _print_json({"metrics": measured.summary(), "equals_training": is_equal})
@@ -176,6 +176,7 @@ def predict(
     paths: Annotated[list[Path], typer.Argument(help="Image files or folders with images.")],
     top_k: Annotated[int, typer.Option(min=1, help="Classes to name per image.")] = 5,
     task: TaskNumber = None,
+    device: DeviceName = None,
     as_json: AsJson = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
@@ -186,8 +187,16 @@ def predict(
     if as_json and csv:
         raise UsageError("give --json or --csv, not both.")
     images = find_images(paths)
-    predictions = classify(run, images, top_k=top_k, task=None if task is None else task - 1)
-    rows = [(str(item.path), list(zip(item.class_names, item.scores, strict=True))) for item in predictions]
+    predictions = classify(run, images, top_k=top_k, task=None if task is None else task - 1, device=device)
+    rows: list[tuple[str, list[tuple[str, float]]]] = []
+    broken: UsageError | None = None
+    try:
+        for item in predictions:
+            rows.append((str(item.path), list(zip(item.class_names, item.scores, strict=True))))
+    except UsageError as error:
+        if not rows:
+            raise
+        broken = error  # what could be classified is shown first
     if as_json:
         _print_json(
             [{"path": path, "classes": [{"name": n, "score": s} for n, s in best]} for path, best in rows]
@@ -207,6 +216,8 @@ def predict(
         for path, ((name, score), *others) in rows:
             table.add_row(path, name, f"{score:.3f}", ", ".join(f"{n} {s:.3f}" for n, s in others))
         _stdout().print(table)
+    if broken:
+        raise broken
 
 
 @app.command("list")

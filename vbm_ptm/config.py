@@ -103,8 +103,6 @@ class ComposedConfig:
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
         # The learner section gets the method's own class, so that one pass finds the errors of all sections.
         section = learner_class(name).config_class
-        if ":" in name:  # a user's subclass of a built-in method, whose settings insist on that method's name
-            section = create_model(section.__name__, __base__=section, name=(str, ...))
         model = create_model("RunConfig", __base__=RunConfig, learner=(section, ...))
         try:
             return model.model_validate(as_text(self.tree))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
@@ -23,7 +24,13 @@ from vbm_ptm.data.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.scenario import build_scenario
 from vbm_ptm.data.transforms import build_transforms
-from vbm_ptm.engine.acceleration import Accelerator, build_accelerator, finish_trackers, start_trackers
+from vbm_ptm.engine.acceleration import (
+    Accelerator,
+    Device,
+    build_accelerator,
+    finish_trackers,
+    start_trackers,
+)
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.interruption import StopRequest
@@ -170,20 +177,25 @@ def _train(
     return result
 
 
-def evaluate(run_directory: Path | str, *, task: int | None = None) -> AccuracyMatrix:
+def evaluate(
+    run_directory: Path | str, *, task: int | None = None, device: Device | None = None
+) -> AccuracyMatrix:
     """Measure a stored learner again on the test images of all tasks that it had seen.
 
     Args:
         run_directory: What ``run`` wrote.
         task: Index of the task after which the learner is taken; None for the last finished one.
+        device: Where to compute; None for the device of the run.
 
     Returns:
         A matrix whose only row is the new measurement.
     """
     directory = RunDirectory(Path(run_directory))
     config = directory.config()
-    accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
     checkpoint = directory.checkpoint(task)
+    accelerator = build_accelerator(
+        device=device or config.device, mixed_precision=config.trainer.mixed_precision
+    )
     setup = build(config)
     restore_checked(setup, checkpoint)
     setup.learner.to(accelerator.device)
@@ -202,7 +214,12 @@ class Prediction:
 
 
 def predict(
-    run_directory: Path | str, images: Iterable[Path | str], *, top_k: int = 5, task: int | None = None
+    run_directory: Path | str,
+    images: Iterable[Path | str],
+    *,
+    top_k: int = 5,
+    task: int | None = None,
+    device: Device | None = None,
 ) -> Iterator[Prediction]:
     """Classify image files with a stored learner; needs neither the training nor the test data.
 
@@ -211,32 +228,44 @@ def predict(
         images: Image files.
         top_k: Classes to name for each image; classes that the learner rules out are never named.
         task: Index of the task after which the learner is taken; None for the last finished one.
+        device: Where to compute; None for the device of the run.
+
+    Raises:
+        UsageError: No learner is stored there; or, after all other images, some cannot be read.
     """
     directory = RunDirectory(Path(run_directory))
     config = directory.config()
     checkpoint = directory.checkpoint(task)
-    accelerator = build_accelerator(device=config.device, mixed_precision=config.trainer.mixed_precision)
+    accelerator = build_accelerator(
+        device=device or config.device, mixed_precision=config.trainer.mixed_precision
+    )
     learner = build_learner(config, num_tasks=len(checkpoint.state["tasks"]))
     restore(learner, checkpoint)
     learner.to(accelerator.device).eval()
     transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
     names = checkpoint.state["class_names"]
-    for batch in batched(map(Path, images), config.data.evaluation_batch_size):
-        pixels = torch.stack([transforms.evaluate(decode_image(path)) for path in batch])
+    problems: list[str] = []
+    readable = _decoded(map(Path, images), problems)
+    while batch := list(islice(readable, config.data.evaluation_batch_size)):
+        pixels = torch.stack([transforms.evaluate(image) for _, image in batch])
         with torch.no_grad(), accelerator.autocast():
             scores = learner.predict(pixels.to(accelerator.device)).float().cpu()
         best = scores.topk(min(top_k, scores.shape[1]), dim=1)
-        for path, values, indices in zip(batch, best.values, best.indices, strict=True):
+        for (path, _), values, indices in zip(batch, best.values, best.indices, strict=True):
             finite = values.isfinite()
             chosen = tuple(names[index] for index in indices[finite].tolist())
             yield Prediction(path, chosen, tuple(values[finite].tolist()))
+    if problems:
+        raise UsageError(*problems)
 
 
-def batched(items: Iterable[Path], size: int) -> Iterator[list[Path]]:
-    """Yield lists of at most ``size`` items."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
+def _decoded(paths: Iterable[Path], problems: list[str]) -> Iterator[tuple[Path, Image]]:
+    """Yield the images that can be read; say of the others why not."""
+    for path in paths:
+        try:
+            yield path, decode_image(path)
+        except UsageError as error:
+            problems += error.problems
 
 
 def restore_checked(setup: Setup, checkpoint: Checkpoint) -> None:

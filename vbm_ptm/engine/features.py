@@ -65,7 +65,9 @@ class TaskFeatures:
             precision = torch.promote_types(features.dtype, torch.float32)
             parts.append((features.to("cpu", precision), labels, sample_ids))
         if self.accelerator.num_processes > 1:
-            parts = gather_object(parts)
+            parts = gather_object(parts)  # in rank order, and a rank's rows are a contiguous part of all rows
+        if not parts:
+            empty = torch.empty(0, dtype=torch.long)
+            return torch.empty(0, self.learner.backbone.width), empty, empty
         features, labels, sample_ids = (torch.cat(column) for column in zip(*parts, strict=True))
-        order = torch.argsort(sample_ids)[torch.argsort(torch.argsort(torch.from_numpy(wanted)))]
-        return features[order], labels[order], sample_ids[order]
+        return features, labels, sample_ids

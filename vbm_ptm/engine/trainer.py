@@ -196,6 +196,7 @@ class Trainer:
         num_views = effective_views(len(rows), self.view_batch.num_views)
         groups = self.learner.parameter_groups()
         if not groups:
+            display.advance(self._steps_of(task))  # planned before anybody could know
             return visits, 0, 0, num_views
         sampler, loader = self._steps(task, rows)
         self.learner.train()

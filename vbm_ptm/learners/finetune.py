@@ -8,8 +8,6 @@ domain-incremental scenario the head is shared.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
 from vbm_ptm.backbones import PromptableViT
@@ -21,7 +19,7 @@ from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, Paramet
 class FinetuneConfig(LearnerConfig):
     """Sequential fine-tuning has no settings of its own."""
 
-    name: Literal["finetune"] = "finetune"
+    name: str = "finetune"
 
 
 class Finetune(Learner):

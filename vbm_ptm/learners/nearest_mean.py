@@ -8,7 +8,6 @@ over the images of all domains.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,7 +26,7 @@ from vbm_ptm.learners.base import (
 class NearestMeanConfig(LearnerConfig):
     """Nearest class mean has no settings of its own."""
 
-    name: Literal["nearest_mean"] = "nearest_mean"
+    name: str = "nearest_mean"
 
 
 class NearestMean(Learner):

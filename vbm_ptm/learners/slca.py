@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from pydantic import Field
@@ -57,7 +56,7 @@ class SLCAConfig(LearnerConfig):
         logit_normalization_temperature: Temperature of the logit normalisation; None for plain cross-entropy.
     """
 
-    name: Literal["slca"] = "slca"
+    name: str = "slca"
     backbone_learning_rate_scale: float = Field(default=0.01, gt=0)
     reinitialize_final_norm: bool = False
     alignment_epochs: int = Field(default=5, ge=0)
