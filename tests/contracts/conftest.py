@@ -15,6 +15,9 @@ from vbm_ptm.randomness import seeded
 
 Build = Callable[..., Learner]
 
+# Defaults that do not fit a backbone of width 48.
+SETTINGS = {"coda_prompt": {"pool_size": 30}}
+
 
 @pytest.fixture(scope="session")
 def tiny_backbone() -> PromptableViT:
@@ -37,6 +40,11 @@ def build(learner_name: str, tiny_backbone: PromptableViT) -> Build:
 
     def make(*, num_tasks: int = 3, seed: int = 0) -> Learner:
         with seeded(seed):
-            return create_learner(learner_name, backbone=copy.deepcopy(tiny_backbone), num_tasks=num_tasks)
+            return create_learner(
+                learner_name,
+                backbone=copy.deepcopy(tiny_backbone),
+                num_tasks=num_tasks,
+                settings=SETTINGS.get(learner_name),
+            )
 
     return make

@@ -74,6 +74,7 @@ class TaskRecord:
     num_images: int
     min_visits: int
     max_visits: int
+    learner_report: dict[str, Any]
     parameters: dict[str, int]
     training_seconds: float
     end_task_seconds: float
@@ -174,6 +175,7 @@ class Trainer:
             num_images=num_images,
             min_visits=int(visits.min(initial=num_steps)),
             max_visits=int(visits.max(initial=0)),
+            learner_report=self.learner.report(task),
             parameters=parameters,
             training_seconds=round(trained - started, 3),
             end_task_seconds=round(ended - trained, 3),

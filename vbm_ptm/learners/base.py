@@ -170,6 +170,10 @@ class Learner(nn.Module):
         """Return what ``allocate`` needs for a finished task."""
         return {name: list(tensor.shape) for name, tensor in self.statistics_of(task).items()}
 
+    def report(self, task: Task) -> dict[str, Any]:
+        """Return what the run's result should say of a finished task, as JSON values."""
+        return {}
+
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers that ``end_task`` will keep for classes with so many training images each."""
         return 0

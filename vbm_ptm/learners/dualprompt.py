@@ -1,0 +1,95 @@
+"""DualPrompt: general and expert prefixes on a frozen backbone.
+
+Wang et al.: "DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning", ECCV 2022 (section 4; details
+follow the PyTorch port JH-LEE-KR/dualprompt-pytorch).
+
+Differs from the PyTorch port in:
+  - Keys and values, and the prefixes of different images, cannot be mixed (the port reshapes where it should permute).
+  - Evaluation matches each image alone, and only with the keys of tasks that were trained; there is no pool that can
+    be too small or hold keys that were never trained.
+  - A head per task instead of one for all classes; in prediction classes that have not been seen do not compete.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import TaskHeads
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.prompts.general_expert import ExpertPrefixes, GeneralPrefixes
+
+
+class DualPromptConfig(LearnerConfig):
+    """Settings of DualPrompt; the defaults are those of the PyTorch port for CIFAR-100.
+
+    Attributes:
+        general_blocks: Blocks with a general prefix; none leaves general prefixes out.
+        general_length: Tokens of a general prefix, for keys and values each.
+        expert_blocks: Blocks with an expert prefix.
+        expert_length: Tokens of an expert prefix, for keys and values each.
+        pull_weight: Weight of the term that pulls the task's key towards the query.
+        transfer_prompts: Start a task's expert prefixes from those of the task before.
+    """
+
+    name: Literal["dualprompt"] = "dualprompt"
+    general_blocks: tuple[int, ...] = (0, 1)
+    general_length: int = Field(default=5, ge=1)
+    expert_blocks: tuple[int, ...] = (2, 3, 4)
+    expert_length: int = Field(default=5, ge=1)
+    pull_weight: float = Field(default=1.0, ge=0)
+    transfer_prompts: bool = True
+
+
+class DualPrompt(Learner):
+    """Frozen backbone, general prefixes for all tasks, an expert and a key for each task."""
+
+    config_class = DualPromptConfig
+
+    def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
+        super().__init__(backbone, config, num_tasks=num_tasks)
+        self.general = GeneralPrefixes(config.general_blocks, config.general_length, backbone.width)
+        self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)
+        self.heads = TaskHeads(backbone.width)
+
+    def begin_task(self, task: Task) -> None:
+        """Add an expert with its key and a head; freeze what belongs to finished tasks alone."""
+        super().begin_task(task)
+        self.experts.append(copy_previous=self.config.transfer_prompts)
+        self.heads.append(len(task.new_classes))
+        self.heads.train_only(task.classes)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return general prefixes, the task's expert and key, and the trainable heads."""
+        groups = [
+            ParameterGroup("experts", [self.experts.prefixes[-1]]),
+            ParameterGroup("keys", [self.experts.keys[-1]]),
+            ParameterGroup("heads", self.heads.trainable_parameters()),
+        ]
+        return (
+            [ParameterGroup("general", [self.general.prefixes]), *groups]
+            if self.config.general_blocks
+            else groups
+        )
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
+        similarity = self.experts.similarity(self.query(images))
+        prefixes = self.general() | self.experts.of_task(self.task.index)
+        columns = self.columns(self.task.classes, images.device)
+        pull = -self.config.pull_weight * similarity[:, self.task.index]
+        return LearnerOutput(self._logits(images, prefixes)[:, columns], columns, {"pull": pull})
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return logits (N, seen); every image has the expert whose key is nearest to its query."""
+        query = self.query(images) if query is None else query
+        chosen = self.experts.similarity(query).argmax(dim=1)
+        return self._logits(images, self.general() | self.experts.of_images(chosen))
+
+    def _logits(self, images: Tensor, prefixes: dict[int, Tensor]) -> Tensor:
+        scores: Tensor = self.heads(self.backbone.encode(images, prefixes=prefixes)[:, 0])
+        return scores
