@@ -28,7 +28,7 @@ class DualPromptConfig(LearnerConfig):
     """Settings of DualPrompt; the defaults are those of the PyTorch port for CIFAR-100.
 
     Attributes:
-        general_blocks: Blocks with a general prefix; none leaves general prefixes out.
+        general_blocks: Blocks with a general prefix.
         general_length: Tokens of a general prefix, for keys and values each.
         expert_blocks: Blocks with an expert prefix.
         expert_length: Tokens of an expert prefix, for keys and values each.
@@ -65,16 +65,12 @@ class DualPrompt(Learner):
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return general prefixes, the task's expert and key, and the trainable heads."""
-        groups = [
+        return [
+            ParameterGroup("general", [self.general.prefixes]),
             ParameterGroup("experts", [self.experts.prefixes[-1]]),
             ParameterGroup("keys", [self.experts.keys[-1]]),
             ParameterGroup("heads", self.heads.trainable_parameters()),
         ]
-        return (
-            [ParameterGroup("general", [self.general.prefixes]), *groups]
-            if self.config.general_blocks
-            else groups
-        )
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
