@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.errors import UsageError
 from vbm_ptm.settings import Settings
 
 
@@ -177,6 +178,19 @@ class Learner(nn.Module):
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers that ``end_task`` will keep for classes with so many training images each."""
         return 0
+
+    def check_blocks(self, settings: str, blocks: Sequence[int]) -> None:
+        """Refuse block numbers that the backbone does not have, or that stand twice.
+
+        Args:
+            settings: Where the numbers are set, for the message.
+            blocks: Block numbers, counted from 0.
+        """
+        last = self.backbone.depth - 1
+        if len(set(blocks)) < len(blocks) or not all(0 <= block <= last for block in blocks):
+            raise UsageError(
+                f"{settings}: {list(blocks)} must be different blocks of the backbone, which are 0 to {last}."
+            )
 
     def columns(self, classes: Sequence[int], device: torch.device) -> Tensor:
         """Return class indices as the (K,) tensor that ``LearnerOutput`` wants."""

@@ -8,7 +8,8 @@ Differs from the official code in:
   - Components of each task are parameters of their own, so that finished ones are frozen bit by bit. Components that
     no task has reached do not exist; a task beyond those planned gets as many as the others.
   - The last incomplete batch of an epoch is trained on (the official loader drops it).
-  - A head per task instead of one for all classes.
+  - A head per task instead of one for all classes; it starts from a truncated normal with std 0.02 and bias 0, as
+    with the other learners here, not from PyTorch's default.
   - ``orthogonality_weight`` defaults to 0 as in the released scripts: the paper's penalty (0.1) came before
     orthonormal initialisation, which makes it needless.
 """
@@ -45,7 +46,7 @@ class CodaPromptConfig(LearnerConfig):
     name: Literal["coda_prompt"] = "coda_prompt"
     pool_size: int = Field(default=100, ge=1)
     prompt_length: int = Field(default=8, ge=2)
-    blocks: tuple[int, ...] = (0, 1, 2, 3, 4)
+    blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     orthogonality_weight: float = Field(default=0.0, ge=0)
 
     @field_validator("prompt_length")
@@ -63,6 +64,7 @@ class CodaPrompt(Learner):
 
     def __init__(self, backbone: PromptableViT, config: CodaPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
+        self.check_blocks("learner.blocks", config.blocks)
         self.num_components = config.pool_size // num_tasks
         if self.num_components < 1:
             raise UsageError(
@@ -124,7 +126,8 @@ class CodaPrompt(Learner):
         if needed > width:
             raise UsageError(
                 f"{num_tasks} tasks with {self.num_components} components each need {needed} orthogonal keys, but the "
-                f"backbone has {width} dimensions: give a learner.pool_size of at most {width}."
+                f"backbone has {width} dimensions: give a learner.pool_size of at most "
+                f"{width // num_tasks * self.num_tasks}."
             )
 
     def _prompts(self) -> dict[int, DecomposedPrompt]:

@@ -37,9 +37,9 @@ class DualPromptConfig(LearnerConfig):
     """
 
     name: Literal["dualprompt"] = "dualprompt"
-    general_blocks: tuple[int, ...] = (0, 1)
+    general_blocks: tuple[int, ...] = Field(default=(0, 1), min_length=1)
     general_length: int = Field(default=5, ge=1)
-    expert_blocks: tuple[int, ...] = (2, 3, 4)
+    expert_blocks: tuple[int, ...] = Field(default=(2, 3, 4), min_length=1)
     expert_length: int = Field(default=5, ge=1)
     pull_weight: float = Field(default=1.0, ge=0)
     transfer_prompts: bool = True
@@ -52,6 +52,9 @@ class DualPrompt(Learner):
 
     def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
+        self.check_blocks(
+            "learner.general_blocks and learner.expert_blocks", config.general_blocks + config.expert_blocks
+        )
         self.general = GeneralPrefixes(config.general_blocks, config.general_length, backbone.width)
         self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)
         self.heads = TaskHeads(backbone.width)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vbm_ptm.backbones import PromptableViT
@@ -58,6 +58,12 @@ class L2PConfig(LearnerConfig):
     batchwise_prompt: bool = False
     transfer_prompts: bool = False
 
+    @model_validator(mode="after")
+    def _check_top_k(self) -> L2PConfig:
+        if self.top_k > self.pool_size:
+            raise ValueError(f"top_k {self.top_k} prompts cannot be chosen from pool_size {self.pool_size}")
+        return self
+
 
 class L2P(Learner):
     """Frozen backbone, a pool of prompts before the patches, heads on the mean of the prompts' outputs."""
@@ -66,9 +72,7 @@ class L2P(Learner):
 
     def __init__(self, backbone: PromptableViT, config: L2PConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
-        self.pool = PromptPool(
-            config.pool_size, config.prompt_length, backbone.width, top_k=min(config.top_k, config.pool_size)
-        )
+        self.pool = PromptPool(config.pool_size, config.prompt_length, backbone.width, top_k=config.top_k)
         self.heads = TaskHeads(backbone.width)
 
     def begin_task(self, task: Task) -> None:
@@ -107,12 +111,12 @@ class L2P(Learner):
         values, _, _ = features()
         device = self.pool.keys.device
         selected = self.pool.select(self.pool.similarity(values.to(self.pool.keys)))
-        counts = torch.bincount(selected.flatten(), minlength=len(self.pool.keys))
+        counts = torch.bincount(selected.flatten(), minlength=len(self.pool.keys)).float()
         self.statistics[str(task.index)] = TaskStatistics({"selections": counts}).to(device)
 
     def report(self, task: Task) -> dict[str, Any]:
         """Return how many of the task's training images (times k) chose each prompt."""
-        return {"prompt_selections": self.statistics_of(task)["selections"].tolist()}
+        return {"prompt_selections": self.statistics_of(task)["selections"].long().tolist()}
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers in a count per prompt."""

@@ -5,6 +5,8 @@ Learning", NeurIPS 2022 (section 3, image-end prompts; details follow iamwangyab
 
 Differs from the official code in:
   - Centres are found on features under the test transform, not on augmented images.
+  - Heads start from a truncated normal with std 0.02 and bias 0, as with the other learners here, not from PyTorch's
+    default.
   - A session with fewer images than centres gets a centre for each image; n_init of k-means is pinned to 10.
   - Class-incremental use: a session knows its own classes only, all others are ruled out (-inf), so that top-5 counts
     at most the classes of one session.

@@ -34,7 +34,7 @@ class SPromptPPConfig(LearnerConfig):
     """
 
     name: Literal["s_prompt_pp"] = "s_prompt_pp"
-    expert_blocks: tuple[int, ...] = (0, 1, 2, 3, 4)
+    expert_blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     expert_length: int = Field(default=20, ge=1)
     pull_weight: float = Field(default=1.0, ge=0)
     transfer_prompts: bool = True
@@ -47,6 +47,7 @@ class SPromptPP(Learner):
 
     def __init__(self, backbone: PromptableViT, config: SPromptPPConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
+        self.check_blocks("learner.expert_blocks", config.expert_blocks)
         self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)
         self.heads = TaskHeads(backbone.width)
 

@@ -82,5 +82,7 @@ def orthonormal_rows(count: int, dimension: int, others: Tensor | None) -> Tenso
         basis = torch.linalg.qr(others.double().cpu().T).Q
         for _ in range(2):  # the second pass removes what rounding has left
             drawn -= basis @ (basis.T @ drawn)
-    rows: Tensor = torch.linalg.qr(drawn).Q.T
+    orthonormal, triangular = torch.linalg.qr(drawn)
+    # Gram-Schmidt's signs; those of the routine would make some coordinates negative in every draw.
+    rows = (orthonormal * triangular.diagonal().sign()).T
     return rows.to(torch.get_default_dtype() if others is None else others.dtype)

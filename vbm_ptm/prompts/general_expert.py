@@ -66,8 +66,8 @@ class ExpertPrefixes(nn.Module):
         self.keys.append(nn.Parameter(torch.empty(self.width).uniform_(-1, 1)))
 
     def similarity(self, query: Tensor) -> Tensor:
-        """Return the cosines (N, tasks) of queries (N,D) and keys."""
-        return F.normalize(query, dim=1) @ F.normalize(torch.stack(list(self.keys)), dim=1).T
+        """Return the cosines (N, tasks) of queries (N,D) and keys, not as a product that autocast would round."""
+        return F.cosine_similarity(query[:, None], torch.stack(list(self.keys)), dim=2)
 
     def of_task(self, task_index: int) -> dict[int, Tensor]:
         """Return block -> (1,2,L,D) of one task."""

@@ -28,8 +28,8 @@ class PromptPool(nn.Module):
         self.top_k = top_k
 
     def similarity(self, query: Tensor) -> Tensor:
-        """Return the cosines (N,P) of queries (N,D) and keys."""
-        return F.normalize(query, dim=1) @ F.normalize(self.keys, dim=1).T
+        """Return the cosines (N,P) of queries (N,D) and keys, not as a product that autocast would round."""
+        return F.cosine_similarity(query[:, None], self.keys, dim=2)
 
     def select(self, similarity: Tensor) -> Tensor:
         """Return the numbers (N,k) of the best prompts of each image, best first, the lower one if equal."""

@@ -47,7 +47,12 @@ class TaskTokens(nn.Module):
 def nearest_session(
     features: Tensor, centres: Sequence[Tensor], *, norm: Literal["l1", "l2"] = "l1"
 ) -> Tensor:
-    """Return for features (N,D) the session number (N,) with the nearest of its centres (k,D)."""
-    power = 1.0 if norm == "l1" else 2.0
-    distances = [torch.cdist(features, own.to(features), p=power).amin(dim=1) for own in centres]
+    """Return for features (N,D) the session number (N,) with the nearest of its centres (k,D).
+
+    Distances are sums of differences: the product of matrices that ``cdist`` takes for many rows is inexact.
+    """
+    power, mode = 1.0 if norm == "l1" else 2.0, "donot_use_mm_for_euclid_dist"
+    distances = [
+        torch.cdist(features, own.to(features), p=power, compute_mode=mode).amin(dim=1) for own in centres
+    ]
     return torch.stack(distances, dim=1).argmin(dim=1)
