@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
+from torch.nn import functional as F
 
 from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
 from vbm_ptm.learners import create_learner
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
@@ -56,3 +60,42 @@ class GivenFeatures:
 @pytest.fixture
 def given_features() -> type[GivenFeatures]:
     return GivenFeatures
+
+
+@pytest.fixture
+def train() -> Callable[..., Learner]:
+    """Return a function that begins a task, unless that is done, and takes steps with strong weight decay."""
+
+    def steps(
+        learner: Learner, task: Task, *, optimizer: Literal["sgd", "adam"] = "adam", num_steps: int = 3
+    ) -> Learner:
+        if len(learner.tasks) == task.index:
+            with seeded(task.index):
+                learner.begin_task(task)
+        learner.train()
+        config = OptimizationConfig(optimizer=optimizer, learning_rate=0.02, weight_decay=0.1)
+        stepper = build_optimizer(config, learner.parameter_groups())
+        generator = torch.Generator().manual_seed(task.index)
+        images = torch.randn(6, 3, 32, 32, generator=generator)
+        columns = torch.arange(6) % len(task.classes)
+        for _ in range(num_steps):
+            output = learner(images, torch.tensor(task.classes)[columns])
+            assert output.columns.tolist() == list(task.classes)
+            loss = F.cross_entropy(output.logits, columns)
+            loss = loss + sum(term.mean() for term in output.auxiliary.values())
+            stepper.zero_grad()
+            loss.backward()
+            stepper.step()
+        return learner.eval()
+
+    return steps
+
+
+@pytest.fixture(autouse=True)
+def _log_reaches_the_tests() -> Iterator[None]:
+    """The command line keeps the package's log to itself."""
+    logger = logging.getLogger("vbm_ptm")
+    before = logger.propagate
+    logger.propagate = True
+    yield
+    logger.propagate = before

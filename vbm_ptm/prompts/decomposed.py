@@ -84,5 +84,5 @@ def orthonormal_rows(count: int, dimension: int, others: Tensor | None) -> Tenso
             drawn -= basis @ (basis.T @ drawn)
     orthonormal, triangular = torch.linalg.qr(drawn)
     # Gram-Schmidt's signs; those of the routine would make some coordinates negative in every draw.
-    rows = (orthonormal * triangular.diagonal().sign()).T
+    rows: Tensor = (orthonormal * triangular.diagonal().sign()).T
     return rows.to(torch.get_default_dtype() if others is None else others.dtype)
