@@ -113,6 +113,7 @@ def test_coda_prompt__finished_components_are_frozen_bit_by_bit(
         own += [f"heads.tasks.{task.index}.{kind}" for kind in ("weight", "bias")]
         for name in own:
             assert not torch.equal(after[name], start[name]), name
+        assert {name for name, parameter in learner.named_parameters() if parameter.requires_grad} == set(own)
         finished |= {name: after[name].clone() for name in own}
     groups = learner.parameter_groups()
     assert [group.name for group in groups] == ["components", "keys", "attentions", "heads"]

@@ -168,10 +168,11 @@ def test_s_iprompt__norms_disagree(build: Build, images: Tensor, distance: str, 
 
 
 def test_s_iprompt__each_image_has_the_head_of_its_own_session(build: Build, images: Tensor) -> None:
-    centres = [torch.stack([AXES[9], AXES[0]]), AXES[1:2], AXES[2:3]]
+    # Queries are normalised: the centre that is nearest to six times the axis is not asked.
+    centres = [torch.stack([AXES[9], AXES[0]]), torch.stack([6 * AXES[0], AXES[1]]), AXES[2:3]]
     learner = with_centres(build("s_iprompt"), TASKS, centres)
     assert build("s_iprompt").config.distance == "l1"
-    predicted = learner.predict(images, AXES[[2, 0, 1, 9]])
+    predicted = learner.predict(images, 6 * AXES[[2, 0, 1, 9]])
     expected = torch.full((4, 7), -torch.inf)
     for row, session in enumerate([2, 0, 1, 0]):
         expected[row, list(TASKS[session].classes)] = scores(learner, images, session)[row]

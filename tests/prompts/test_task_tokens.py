@@ -56,13 +56,11 @@ def test_nearest_session__asks_for_the_nearest_of_all_centres() -> None:
     assert nearest_session(torch.zeros(1, 2), [centres[0], centres[0]]).tolist() == [0]
 
 
-def test_nearest_session__does_not_depend_on_the_number_of_images() -> None:
+def test_nearest_session__is_exact_however_many_images_there_are() -> None:
     """Many rows tempt to a product of matrices, in which differences of this size are lost."""
-    centres = [
-        torch.full((30, 4), 1000.0, dtype=torch.float32),
-        torch.full((30, 4), 1000.0, dtype=torch.float32),
-    ]
-    centres[0] += 0.02
-    centres[1] -= 0.01
-    features = torch.full((100, 4), 1000.0, dtype=torch.float32)
-    assert nearest_session(features, centres, norm="l2").tolist() == [1] * 100
+    generator = torch.Generator().manual_seed(0)
+    features, *centres = (1000 + torch.rand(rows, 4, generator=generator).float() for rows in (100, 30, 40))
+    distances = [((features[:, None] - own) ** 2).sum(2).amin(1) for own in centres]
+    expected = (distances[1] < distances[0]).long()
+    assert 20 < expected.sum() < 80
+    assert torch.equal(nearest_session(features, centres, norm="l2"), expected)
