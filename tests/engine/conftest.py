@@ -38,6 +38,10 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 
 
+# Defaults that do not fit a backbone of this width.
+SETTINGS = {"coda_prompt": {"pool_size": 12}}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quick_garbage_collection() -> Iterator[None]:
     """Accelerate collects garbage after every task; everything imported so far need not be searched each time."""
@@ -157,7 +161,7 @@ def new_learner(tiny_backbones: dict[int, PromptableViT]) -> Callable[..., Learn
                 name,
                 backbone=copy.deepcopy(tiny_backbones[depth]),
                 num_tasks=num_tasks,
-                settings=settings,
+                settings=SETTINGS.get(name, {}) | settings,
             )
 
     return make

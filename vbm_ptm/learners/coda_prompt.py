@@ -17,7 +17,6 @@ Differs from the official code in:
 from __future__ import annotations
 
 import logging
-from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -43,7 +42,7 @@ class CodaPromptConfig(LearnerConfig):
         orthogonality_weight: Weight of the penalty on components, keys and attention vectors.
     """
 
-    name: Literal["coda_prompt"] = "coda_prompt"
+    name: str = "coda_prompt"
     pool_size: int = Field(default=100, ge=1)
     prompt_length: int = Field(default=8, ge=2)
     blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)

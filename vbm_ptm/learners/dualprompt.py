@@ -12,8 +12,6 @@ Differs from the PyTorch port in:
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 from torch import Tensor
 
@@ -36,7 +34,7 @@ class DualPromptConfig(LearnerConfig):
         transfer_prompts: Start a task's expert prefixes from those of the task before.
     """
 
-    name: Literal["dualprompt"] = "dualprompt"
+    name: str = "dualprompt"
     general_blocks: tuple[int, ...] = Field(default=(0, 1), min_length=1)
     general_length: int = Field(default=5, ge=1)
     expert_blocks: tuple[int, ...] = Field(default=(2, 3, 4), min_length=1)

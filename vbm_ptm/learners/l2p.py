@@ -49,7 +49,7 @@ class L2PConfig(LearnerConfig):
         transfer_prompts: Start the prompts number t * k to (t + 1) * k of task t from those of the task before.
     """
 
-    name: Literal["l2p"] = "l2p"
+    name: str = "l2p"
     pool_size: int = Field(default=10, ge=1)
     prompt_length: int = Field(default=5, ge=1)
     top_k: int = Field(default=5, ge=1)

@@ -6,8 +6,6 @@ the classic probe of a representation.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
 from vbm_ptm.backbones import PromptableViT
@@ -19,7 +17,7 @@ from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, Paramet
 class LinearProbeConfig(LearnerConfig):
     """The linear probe has no settings of its own."""
 
-    name: Literal["linear_probe"] = "linear_probe"
+    name: str = "linear_probe"
 
 
 class LinearProbe(Learner):

@@ -49,7 +49,7 @@ class SIPromptConfig(LearnerConfig):
         distance: Norm of the distance to a centre; the official code takes L1, the paper writes L2.
     """
 
-    name: Literal["s_iprompt"] = "s_iprompt"
+    name: str = "s_iprompt"
     prompt_length: int = Field(default=10, ge=1)
     num_centres: int = Field(default=5, ge=1)
     distance: Literal["l1", "l2"] = "l1"

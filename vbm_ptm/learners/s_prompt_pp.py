@@ -11,8 +11,6 @@ Differs from that code in:
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 from torch import Tensor
 
@@ -33,7 +31,7 @@ class SPromptPPConfig(LearnerConfig):
         transfer_prompts: Start a task's prefixes from those of the task before.
     """
 
-    name: Literal["s_prompt_pp"] = "s_prompt_pp"
+    name: str = "s_prompt_pp"
     expert_blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     expert_length: int = Field(default=20, ge=1)
     pull_weight: float = Field(default=1.0, ge=0)
