@@ -225,7 +225,7 @@ def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile
     absent = f"the weights of '{name}' are not on this machine"
     what_to_do = (
         f"Fetch {url} (hub repository {repository}, file {file_names[0]}) and pass it with "
-        "`--set backbone.checkpoint=FILE`."
+        "`--set backbone.checkpoint=FILE`; or take the small ViT of this package by `--preset embedded`."
     )
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids to ask the hub. {what_to_do}")
