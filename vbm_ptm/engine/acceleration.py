@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedDataParallelKwargs
 
 from vbm_ptm.errors import UsageError
 
@@ -70,6 +71,8 @@ def build_accelerator(
         gradient_accumulation_steps=1,
         log_with=list(trackers) or None,
         project_dir=directory,
+        # All ranks hold equal buffers; DDP would send them in every step, and class statistics are buffers.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise UsageError("trainer.mixed_precision 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'.")
