@@ -74,6 +74,11 @@ def test_pool__votes_over_the_step(small: PromptPool) -> None:
     assert small.vote(torch.zeros(0, 2, dtype=torch.long)).shape == (0, 2)
 
 
+def test_pool__votes_without_waiting_for_the_device(small: PromptPool) -> None:
+    """A tensor of the meta device has no values that could be looked at."""
+    assert small.to("meta").vote(torch.zeros(4, 2, dtype=torch.long, device="meta")).shape == (4, 2)
+
+
 def test_pool__prefers_the_lower_number_where_equal(small: PromptPool) -> None:
     equal = torch.zeros(2, 3)
     assert small.select(equal).tolist() == [[0, 1]] * 2

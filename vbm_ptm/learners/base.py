@@ -28,7 +28,8 @@ class LearnerOutput(NamedTuple):
 
     Attributes:
         logits: (N, K) scores that the cross-entropy sees; never -inf.
-        columns: (K,) int64, the class index of every column; holds every label of the batch.
+        columns: (K,) int64, the class index of every column; holds every label of the batch. Often
+            ``Learner.task_columns``, the classes of the current task.
         auxiliary: Signed and weighted terms by name: (N,) is averaged over the images of the global
             step, () is a term of the parameters alone and counts as it is.
     """
@@ -84,6 +85,7 @@ class Learner(nn.Module):
     """
 
     config_class: ClassVar[type[LearnerConfig]]
+    task_columns: Tensor
 
     def __init__(self, backbone: PromptableViT, config: Any, *, num_tasks: int) -> None:
         super().__init__()
@@ -92,6 +94,8 @@ class Learner(nn.Module):
         self.num_tasks = num_tasks
         self.tasks: list[Task] = []
         self.statistics = nn.ModuleDict()
+        # A buffer moves with the learner: made from ``task.classes`` in a step, it would wait for the device.
+        self.register_buffer("task_columns", torch.empty(0, dtype=torch.long), persistent=False)
         self.backbone.requires_grad_(False)
 
     @property
@@ -121,6 +125,7 @@ class Learner(nn.Module):
         if task.index != len(self.tasks):
             raise ValueError(f"task {task.index} cannot begin after {len(self.tasks)} tasks")
         self.tasks.append(task)
+        self.task_columns = self.columns(task.classes, self.task_columns.device)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return all trainable parameters, each in exactly one group; empty for a learner without any."""
@@ -193,5 +198,5 @@ class Learner(nn.Module):
             )
 
     def columns(self, classes: Sequence[int], device: torch.device) -> Tensor:
-        """Return class indices as the (K,) tensor that ``LearnerOutput`` wants."""
+        """Return class indices as a (K,) tensor; in a training step take ``task_columns``."""
         return torch.tensor(classes, dtype=torch.long, device=device)

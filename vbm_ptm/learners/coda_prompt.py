@@ -109,12 +109,13 @@ class CodaPrompt(Learner):
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes, and the penalty if it has a weight."""
-        columns = self.columns(self.task.classes, images.device)
-        logits = self._logits(images, self.query(images))[:, columns]
+        logits = self._logits(images, self.query(images))[:, self.task_columns]
         if not self.config.orthogonality_weight:
-            return LearnerOutput(logits, columns, {})
+            return LearnerOutput(logits, self.task_columns, {})
         penalty = torch.stack([prompt.orthogonality_penalty() for prompt in self._prompts().values()]).sum()
-        return LearnerOutput(logits, columns, {"orthogonality": self.config.orthogonality_weight * penalty})
+        return LearnerOutput(
+            logits, self.task_columns, {"orthogonality": self.config.orthogonality_weight * penalty}
+        )
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen)."""

@@ -77,9 +77,10 @@ class DualPrompt(Learner):
         """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
         similarity = self.experts.similarity(self.query(images))
         prefixes = self.general() | self.experts.of_task(self.task.index)
-        columns = self.columns(self.task.classes, images.device)
         pull = -self.config.pull_weight * similarity[:, self.task.index]
-        return LearnerOutput(self._logits(images, prefixes)[:, columns], columns, {"pull": pull})
+        return LearnerOutput(
+            self._logits(images, prefixes)[:, self.task_columns], self.task_columns, {"pull": pull}
+        )
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen); every image has the expert whose key is nearest to its query."""

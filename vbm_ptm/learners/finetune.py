@@ -48,8 +48,7 @@ class Finetune(Learner):
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes."""
         features = self.backbone.encode(images)[:, 0]
-        columns = self.columns(self.task.classes, images.device)
-        return LearnerOutput(self.heads(features)[:, columns], columns, {})
+        return LearnerOutput(self.heads(features)[:, self.task_columns], self.task_columns, {})
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen) of all heads."""

@@ -97,9 +97,10 @@ class L2P(Learner):
         selected = self.pool.select(similarity)
         if self.config.batchwise_prompt:
             selected = self.pool.vote(selected)
-        columns = self.columns(self.task.classes, images.device)
         pull = -self.config.pull_weight * self.pool.pull(similarity, selected)
-        return LearnerOutput(self._logits(images, selected)[:, columns], columns, {"pull": pull})
+        return LearnerOutput(
+            self._logits(images, selected)[:, self.task_columns], self.task_columns, {"pull": pull}
+        )
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen); every image has the prompts of its own query."""

@@ -41,8 +41,7 @@ class LinearProbe(Learner):
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes."""
-        columns = self.columns(self.task.classes, images.device)
-        return LearnerOutput(self.heads(self.query(images))[:, columns], columns, {})
+        return LearnerOutput(self.heads(self.query(images))[:, self.task_columns], self.task_columns, {})
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen) of all heads."""

@@ -67,10 +67,9 @@ class SPromptPP(Learner):
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
         similarity = self.experts.similarity(self.query(images))
-        columns = self.columns(self.task.classes, images.device)
-        logits = self._logits(images, self.experts.of_task(self.task.index))[:, columns]
+        logits = self._logits(images, self.experts.of_task(self.task.index))[:, self.task_columns]
         return LearnerOutput(
-            logits, columns, {"pull": -self.config.pull_weight * similarity[:, self.task.index]}
+            logits, self.task_columns, {"pull": -self.config.pull_weight * similarity[:, self.task.index]}
         )
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:

@@ -40,7 +40,8 @@ class PromptPool(nn.Module):
 
         The votes of all ranks are counted. Only training may use it: a prediction would depend on its batch.
         """
-        votes = torch.bincount(selected.flatten(), minlength=len(self.keys))
+        # As a bincount would, but without waiting for the device.
+        votes = (selected[..., None] == torch.arange(len(self.keys), device=selected.device)).sum((0, 1))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(votes)
         winners = votes.sort(descending=True, stable=True).indices[: self.top_k]
