@@ -102,3 +102,16 @@ def test_train_only__keeps_an_old_head_bit_frozen_under_weight_decay_and_momentu
         optimizer.step()
     for name, value in heads.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("tasks.0."), name
+
+
+def test_task_heads__logits_are_not_rounded_by_autocast() -> None:
+    with seeded(0):
+        heads = TaskHeads(48)
+        heads.append(3)
+        heads.append(2)
+        features = torch.randn(6, 48)
+    expected = heads(features)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(heads(features), expected)
+        assert torch.equal(heads.forward_task(1, features), expected[:, 3:])
+        assert heads(features.bfloat16()).dtype == torch.float32

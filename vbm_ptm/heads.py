@@ -58,9 +58,14 @@ class TaskHeads(nn.Module):
         """Return the logits (N,K) of all heads for features (N,D); (N,0) while there is no head."""
         if not self.sizes:
             return features.new_zeros(len(features), 0)
-        return torch.cat([head(features) for head in self.tasks], dim=1)
+        return torch.cat([self.forward_task(index, features) for index in range(len(self.tasks))], dim=1)
 
     def forward_task(self, index: int, features: Tensor) -> Tensor:
-        """Return the logits of one task's head, (N, columns of the task), for features (N,D)."""
-        logits: Tensor = self.tasks[index](features)
+        """Return the logits of one task's head, (N, columns of the task), for features (N,D).
+
+        Autocast has no say here: logits rounded to bf16 are often equal, and the older class would win.
+        """
+        weight = self.tasks[index].get_parameter("weight")
+        with torch.autocast(features.device.type, enabled=False):
+            logits: Tensor = self.tasks[index](features.to(weight.dtype))
         return logits

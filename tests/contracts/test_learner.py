@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.checkpoint import CheckpointStore, restore
@@ -294,6 +295,45 @@ def test_learner__forward_does_not_depend_on_the_batch_or_the_grouping(build: Bu
         for name, value in whole.auxiliary.items():
             expected = value[rows] if value.dim() else value
             torch.testing.assert_close(part.auxiliary[name], expected, atol=1e-5, rtol=0)
+
+
+def test_learner__scores_are_not_rounded_by_autocast(trained: Learner) -> None:
+    """Of bf16's few values many would be equal, and the class with the lower index would win."""
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = trained.predict(TEST_IMAGES)
+        query = trained.query(TEST_IMAGES)
+    assert scores.dtype == torch.float32
+    assert not torch.equal(scores, scores.bfloat16().float())
+    assert trained.predict(TEST_IMAGES, query).dtype == torch.float32
+
+
+class _WaitsForNothing(TorchDispatchMode):
+    """Refuses what makes the CPU wait for an accelerator: values that are looked at, tensors made from numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in {
+            "_local_scalar_dense",
+            "bincount",
+            "lift_fresh",
+            "nonzero",
+        }
+        return func(*args, **(kwargs or {}))
+
+
+def test_learner__a_training_step_does_not_wait_for_the_device(build: Build) -> None:
+    learner = fit(build(), EQUAL, until=1)
+    begin(learner, EQUAL.tasks[1])
+    assert learner.task_columns.tolist() == list(EQUAL.tasks[1].classes)
+    if not learner.parameter_groups():
+        return  # no step is taken
+    learner.train()
+    labels = EQUAL.labels[1]
+    with _WaitsForNothing():
+        output = learner(EQUAL.images[1], labels)
+        loss, _ = ViewBatchObjective(ObjectiveConfig())(
+            output, labels[::3], num_views=3, num_global_groups=len(labels) // 3
+        )
+        loss.backward()
 
 
 def test_learner__asks_for_nothing_but_images(trained: Learner) -> None:

@@ -84,3 +84,18 @@ def test_nearest_mean__trains_nothing(build: Callable[..., Learner]) -> None:
     assert not any(parameter.requires_grad for parameter in learner.parameters())
     output = learner(torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
     assert output.logits.tolist() == [[0, 0], [0, 0]]  # no mean is known yet: no class is nearer
+
+
+def test_nearest_mean__cosines_are_not_rounded_by_autocast(
+    build: Callable[..., Learner], given_features: Any
+) -> None:
+    learner = build("nearest_mean")
+    task = Task(0, (0, 1), (0, 1), 2)
+    learner.begin_task(task)
+    generator = torch.Generator().manual_seed(5)
+    learner.end_task(task, given_features(torch.randn(6, 48, generator=generator), [0, 1, 1, 1, 0, 1]))
+    images, query = torch.zeros(4, 3, 32, 32), torch.randn(4, 48, generator=generator)
+    expected = learner.predict(images, query)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(learner.predict(images, query), expected)
+        assert learner.predict(images, query.bfloat16()).dtype == torch.float32

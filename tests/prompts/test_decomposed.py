@@ -153,3 +153,10 @@ def test_orthonormal_rows__end_where_the_dimensions_do() -> None:
     torch.testing.assert_close(rows @ rows.T, torch.eye(5), atol=1e-12, rtol=0)
     with pytest.raises(ValueError, match=r"5 \+ 1 rows cannot be independent in 5 dimensions"):
         orthonormal_rows(1, 5, rows)
+
+
+def test_orthogonality_penalty__is_not_rounded_by_autocast() -> None:
+    prompt = prompt_of(4, 48, 10).float()
+    expected = prompt.orthogonality_penalty()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(prompt.orthogonality_penalty(), expected)

@@ -83,7 +83,7 @@ class SIPrompt(Learner):
         """Return logits (N, K) of the session's head."""
         encoded = self.backbone.encode(images, tokens=self.tokens.of_task(self.task.index))
         logits = self.heads.forward_task(self.task.index, encoded[:, 0])
-        return LearnerOutput(logits, self.columns(self.task.classes, images.device), {})
+        return LearnerOutput(logits, self.task_columns, {})
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen) of the nearest session's head; classes unknown to it get -inf."""
@@ -94,13 +94,12 @@ class SIPrompt(Learner):
         else:  # inside the first session there is nothing to choose
             chosen = torch.zeros(len(query), dtype=torch.long, device=query.device)
         encoded = self.backbone.encode(images, tokens=self.tokens.of_images(chosen))
-        scores = encoded.new_full((len(images), self.num_seen_classes), -torch.inf)
+        shape = len(images), self.num_seen_classes
+        scores = next(self.heads.parameters()).new_full(shape, -torch.inf)
         for task in self.tasks[: max(len(centres), 1)]:
             mine = (chosen == task.index).nonzero()
             columns = self.columns(task.classes, images.device)
-            scores[mine, columns] = self.heads.forward_task(task.index, encoded[mine[:, 0], 0]).to(
-                scores.dtype
-            )
+            scores[mine, columns] = self.heads.forward_task(task.index, encoded[mine[:, 0], 0])
         return scores
 
     def end_task(self, task: Task, features: Features) -> None:

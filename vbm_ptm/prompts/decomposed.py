@@ -57,7 +57,8 @@ class DecomposedPrompt(nn.Module):
         penalties = []
         for parameters in (self.components, self.keys, self.attentions):
             rows = torch.cat([parameter.flatten(1) for parameter in parameters])
-            gram = rows @ rows.T
+            with torch.autocast(rows.device.type, enabled=False):  # what is left of it is below bf16's digits
+                gram = rows @ rows.T
             penalties.append(
                 (gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)).square().mean()
             )
