@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vbm_ptm.config import RunConfig, compose
+from vbm_ptm.learners import list_learners
 
 
 def config_of(learner: str, dataset: str, preset: str = "official") -> RunConfig:
@@ -72,3 +73,20 @@ def test_presets__what_differs_between_data_sets() -> None:
         config_of("coda_prompt", name).dataset.transforms.test_resize for name in ("cifar100", "imagenet_r")
     ]
     assert [round(224 * size) for size in sizes if size] == [224, 256]
+
+
+def test_presets__paper_takes_one_policy_for_all_data_sets() -> None:
+    for learner in list_learners():
+        policies = {
+            config_of(learner, dataset, "paper").dataset.transforms.strong
+            for dataset in ("cifar100", "imagenet_r")
+        }
+        assert policies == {"autoaugment_cifar10"}, learner
+
+
+def test_presets__slca_jitters_the_brightness_of_cifar100_alone() -> None:
+    for preset in ("official", "paper"):
+        assert config_of("slca", "cifar100", preset).dataset.transforms.brightness == pytest.approx(
+            63 / 255, abs=1e-6
+        )
+        assert config_of("slca", "imagenet_r", preset).dataset.transforms.brightness == 0

@@ -42,7 +42,7 @@ from vbm_ptm.losses import logit_normalized_cross_entropy
 
 
 class SLCAConfig(LearnerConfig):
-    """Settings of SLCA; the defaults are the official ones for CIFAR-100 and ImageNet-R.
+    """Settings of SLCA; the defaults are the official ones, but for the final norm, which stays as it is.
 
     Attributes:
         backbone_learning_rate_scale: Learning rate of the backbone over that of the heads ("slow learner").
@@ -136,7 +136,7 @@ class SLCA(Learner):
         return self.aligned_heads
 
     def _align(self) -> None:
-        """Train the aligned heads on draws from every class's Gaussian (fidelity: official stage 2)."""
+        """Train the aligned heads on draws from every class's Gaussian (the official stage 2)."""
         config, heads = self.config, self.aligned_heads
         assert heads is not None
         sizes = [size for size in heads.sizes if size]
