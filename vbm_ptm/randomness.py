@@ -44,5 +44,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int) -> None:
-    """Seed torch's global generators, an accelerator's included, as the engine does before every training step."""
+    """Seed all global generators, an accelerator's included, as the engine does before every training step."""
     torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -252,12 +252,14 @@ def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: st
     for number in range(num_finished):
         fit(learner, toy, until=number + 1)
         store.save(learner, state)
-    for attempt in (5, 6):  # what a fresh learner draws for its heads must not matter
+    for attempt in (5, 6):
         restored = build()
         checkpoint = store.read()
         assert checkpoint is not None
         with seeded(attempt):
+            before = torch.default_generator.get_state()
             restore(restored, checkpoint)
+            assert torch.equal(torch.default_generator.get_state(), before)
         assert_equal_tensors(tensors_of(learner), tensors_of(restored))
         assert torch.equal(predict(learner), predict(restored))
         assert restored.tasks == learner.tasks

@@ -26,6 +26,7 @@ from torch import Tensor
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
 
 FORMAT_VERSION = 1
@@ -175,10 +176,11 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
         )
     tensors = checkpoint.tensors()
     finished = zip(checkpoint.state["tasks"], checkpoint.state["finished_shapes"], strict=False)
-    for values, shapes in finished:
-        task = _task(values)
-        learner.begin_task(task)
-        learner.allocate(task, shapes)
+    with seeded(0):  # what a task starts from is overwritten, but drawn
+        for values, shapes in finished:
+            task = _task(values)
+            learner.begin_task(task)
+            learner.allocate(task, shapes)
     if learner.backbone_is_frozen:
         tensors |= {
             name: value for name, value in learner.state_dict().items() if name.startswith("backbone.")
