@@ -112,7 +112,11 @@ class TestCounts:
             assert run.trainer.records[0].min_visits == 0
 
     def test_fit__tiny_tasks_take_at_least_one_step(
-        self, new_benchmark: NewBenchmark, new_learner: NewLearner, new_run: NewRun
+        self,
+        new_benchmark: NewBenchmark,
+        new_learner: NewLearner,
+        new_run: NewRun,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Tasks smaller than a batch and smaller than the number of views; nothing is dropped."""
         benchmark = new_benchmark([6, 6, 1, 1, 2, 1], num_tasks=3)
@@ -130,6 +134,8 @@ class TestCounts:
         records = run.trainer.records
         assert [record.num_samples for record in records] == [12, 2, 3]
         assert [record.num_views for record in records] == [4, 2, 3]
+        said = [message for message in caplog.messages if "views in place of" in message]
+        assert said == [f"task {n} has {m} samples: {m} views in place of 4" for n, m in ((1, 2), (2, 3))]
         assert [record.num_steps for record in records] == [4, 4, 4]
         assert [record.num_images for record in records] == [4 * 12, 4 * 2, 4 * 3]
         assert [(record.min_visits, record.max_visits) for record in records] == [(1, 1), (2, 2), (1, 2)]

@@ -200,6 +200,11 @@ class Trainer:
         if not groups:
             display.advance(self._steps_of(task))  # planned before anybody could know
             return visits, 0, 0, num_views
+        if num_views < self.view_batch.num_views:
+            logger.warning(
+                "task %d has %d samples: %d views in place of %d",
+                *(task.index, len(rows), num_views, self.view_batch.num_views),
+            )
         sampler, loader = self._steps(task, rows)
         self.learner.train()
         # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
