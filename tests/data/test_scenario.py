@@ -35,7 +35,7 @@ def scenario_of(
 
 
 def sizes_of(scenario: Scenario) -> list[int]:
-    return [task.num_new_classes for task in scenario.tasks]
+    return [len(task.new_classes) for task in scenario.tasks]
 
 
 class TestClassOrder:

@@ -69,11 +69,6 @@ class Task:
     num_seen_classes: int
     domain: str | None = None
 
-    @property
-    def num_new_classes(self) -> int:
-        """Number of classes that occur for the first time."""
-        return len(self.new_classes)
-
 
 @dataclass(frozen=True)
 class Scenario:
