@@ -48,10 +48,11 @@ class Evaluator:
             config=self.loading,
             rank=self.accelerator.process_index,
             num_ranks=self.accelerator.num_processes,
+            pin_memory=self.accelerator.device.type == "cuda",
         )
         for images, labels, sample_ids in loader:
             with self.accelerator.autocast():
-                scores = learner.predict(images.to(self.accelerator.device)).float().cpu()
+                scores = learner.predict(images.to(self.accelerator.device, non_blocking=True)).float().cpu()
             task_of_image = torch.from_numpy(task_of_row[sample_ids.numpy()])
             for position in task_of_image.unique().tolist():
                 mine = task_of_image == position

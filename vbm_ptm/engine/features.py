@@ -58,10 +58,11 @@ class TaskFeatures:
             config=self.loading,
             rank=self.accelerator.process_index,
             num_ranks=self.accelerator.num_processes,
+            pin_memory=self.accelerator.device.type == "cuda",
         )
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for images, labels, sample_ids in loader:
-            features = self.learner.query(images.to(self.accelerator.device))
+            features = self.learner.query(images.to(self.accelerator.device, non_blocking=True))
             precision = torch.promote_types(features.dtype, torch.float32)
             parts.append((features.to("cpu", precision), labels, sample_ids))
         if self.accelerator.num_processes > 1:
