@@ -37,7 +37,6 @@ from vbm_ptm.learners import create_learner
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 
-
 # Defaults that do not fit a backbone of this width.
 SETTINGS = {"coda_prompt": {"pool_size": 12}}
 
