@@ -19,17 +19,25 @@ class StopRequest:
 
     def __init__(self, after_task: int | None = None) -> None:
         self.after_task = after_task
-        self._signal: int | None = None
+        self._signal = 0
 
-    def check(self) -> None:
-        """Raise if a signal has come."""
-        if self._signal is not None:
-            name = signal.Signals(self._signal).name
-            raise TrainingInterrupted(128 + self._signal, f"stopped by {name}")
+    @property
+    def signal(self) -> int:
+        """Number of the signal that has come to this process; 0 before one has."""
+        return self._signal
+
+    def check(self, number: int | None = None) -> None:
+        """Raise if a signal has come.
+
+        Args:
+            number: The signal that the ranks have agreed on, or 0; None for that of this process.
+        """
+        number = self._signal if number is None else number
+        if number:
+            raise TrainingInterrupted(128 + number, f"stopped by {signal.Signals(number).name}")
 
     def check_after_task(self, task_index: int) -> None:
-        """Raise if a signal has come or the planned task is done."""
-        self.check()
+        """Raise if the planned task is done."""
         if self.after_task == task_index + 1:
             raise TrainingInterrupted(0, f"stopped after task {self.after_task} as planned")
 

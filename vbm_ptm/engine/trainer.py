@@ -142,6 +142,7 @@ class Trainer:
         with ProgressDisplay(num_steps, is_silent=not self.accelerator.is_main_process) as display:
             for task in remaining:
                 self._fit_task(task, display)
+                self._stop_if_asked()
                 self.stop.check_after_task(task.index)
 
     def _fit_task(self, task: Task, display: ProgressDisplay) -> None:
@@ -222,7 +223,9 @@ class Trainer:
             for step, (positions, batch) in enumerate(zip(sampler.steps(), loader, strict=True)):
                 if num_steps == self.config.max_steps_per_task:
                     break
-                self.stop.check()
+                # Ranks agree where they wait for each other anyway.
+                if self.accelerator.num_processes == 1 or num_steps % self.config.log_every == 0:
+                    self._stop_if_asked()
                 seed_step(seed_for("step", seed=self.seed, task=task.index, epoch=epoch, sample=step))
                 batch = batch.to(self.accelerator.device, non_blocking=True)
                 output = model(batch.images.flatten(0, 1), batch.labels.repeat_interleave(num_views))
@@ -279,6 +282,14 @@ class Trainer:
             pin_memory=self.accelerator.device.type == "cuda",
         )
         return sampler, loader
+
+    def _stop_if_asked(self) -> None:
+        """Raise on all ranks if a signal has come to one: a rank that left alone would leave the others waiting."""
+        number = self.stop.signal
+        if self.accelerator.num_processes > 1:
+            mine = torch.tensor([number], device=self.accelerator.device)
+            number = int(self.accelerator.gather(mine).max())
+        self.stop.check(number)
 
     def _steps_of(self, task: Task) -> int:
         num_samples = len(self.benchmark.training_rows(task))
