@@ -117,3 +117,17 @@ def test_features__stay_in_float32_under_mixed_precision(
     learner.query = lambda images: monkey(images.double())  # a learner may compute in float64
     double, _, _ = features_of(learner, benchmark_shuffled)()
     assert double.dtype == torch.float64
+
+
+def test_features__that_are_not_finite_stop_the_run(learner: Learner, benchmark_shuffled: Benchmark) -> None:
+    with torch.no_grad():
+        learner.backbone.vit.norm.bias[0] = torch.nan
+    num_images = len(benchmark_shuffled.training_rows(benchmark_shuffled.scenario.tasks[1]))
+    with pytest.raises(FloatingPointError, match=f"task 1 the features of {num_images} training images"):
+        features_of(learner, benchmark_shuffled)()
+
+
+def test_features__of_no_rows_are_empty(learner: Learner, benchmark_shuffled: Benchmark) -> None:
+    values, labels, sample_ids = features_of(learner, benchmark_shuffled)([])
+    assert values.shape == (0, learner.backbone.width)
+    assert len(labels) == len(sample_ids) == 0

@@ -44,7 +44,11 @@ class TaskFeatures:
     def __call__(
         self, rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features (n, D) float32, class indices (n,) and sample ids (n,) on the CPU, in the order of rows."""
+        """Return features (n, D) float32, class indices (n,) and sample ids (n,) on the CPU, in the order of rows.
+
+        Raises:
+            FloatingPointError: A feature is not finite.
+        """
         wanted = self.benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
         train = self.benchmark.datasets.train
         loader = evaluation_loader(
@@ -71,4 +75,11 @@ class TaskFeatures:
             empty = torch.empty(0, dtype=torch.long)
             return torch.empty(0, self.learner.backbone.width), empty, empty
         features, labels, sample_ids = (torch.cat(column) for column in zip(*parts, strict=True))
+        if not bool(features.isfinite().all()):
+            broken = sample_ids[~features.isfinite().all(dim=1)].tolist()
+            raise FloatingPointError(
+                f"after task {self.task.index} the features of {len(broken)} training images are not finite (rows "
+                f"{', '.join(map(str, broken[:10]))}): the weights have diverged. Finished tasks are saved; lower "
+                "optimization.learning_rate."
+            )
         return features, labels, sample_ids
