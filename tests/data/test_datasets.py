@@ -695,3 +695,36 @@ def test_shipped_configs__cifar100_reads_fine_labels(tmp_path: Path) -> None:
         load_image_dataset(shipped_spec("cifar100", path=coarse))
     with pytest.raises(UsageError, match=r"num_classes=100, but 20 classes"):
         load_image_dataset(shipped_spec("cifar100", path=path, label_column="coarse_label"))
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+@pytest.mark.parametrize("harm", ["table", "state", "folder"])
+def test_load_image_dataset__names_a_saved_data_set_that_is_damaged(
+    kind: str, harm: str, tmp_path: Path
+) -> None:
+    rows = table(["a", "b", "a", "b"])
+    saved = rows if kind == "one" else DatasetDict({"train": rows})
+    saved.save_to_disk(tmp_path / "saved")
+    part = tmp_path / "saved" / ("" if kind == "one" else "train")
+    if harm == "table":
+        for file in part.glob("*.arrow"):
+            file.write_bytes(file.read_bytes()[:100])
+    elif harm == "state":
+        (part / "state.json").write_text("{")
+    else:
+        (part / "dataset_info.json").unlink()
+    with pytest.raises(UsageError, match=rf"cannot read the saved data set '{tmp_path / 'saved'}'"):
+        load(tmp_path / "saved")
+
+
+def test_load_image_dataset__names_a_parquet_file_without_rows(tmp_path: Path) -> None:
+    table(["a"]).select([]).to_parquet(tmp_path / "none.parquet")
+    with pytest.raises(UsageError, match=r"none\.parquet"):
+        load(tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize("field", ["train_split", "test_split"])
+def test_load_image_dataset__refuses_split_names_that_a_flat_folder_lacks(field: str, tmp_path: Path) -> None:
+    write(tmp_path, "a/0.png", "a/1.png", "b/0.png", "b/1.png")
+    with pytest.raises(UsageError, match=f"unknown dataset.{field} 'learning'"):
+        load(tmp_path, **{field: "learning"})

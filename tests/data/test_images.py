@@ -183,3 +183,9 @@ def test_check_images__finds_every_bad_image(tmp_path: Path) -> None:
     )
     assert [names[index] for index in found] == list(expected)
     assert all(names[index] in problem for index, problem in found.items())
+
+
+def test_decode_image__does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(UsageError, match=r"pipe\.png': broken \(not a file\)"):
+        decode_image(tmp_path / "pipe.png")

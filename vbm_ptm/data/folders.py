@@ -87,6 +87,8 @@ def read_image_folder(
         )
     if layout == "auto":
         layout = _detect_layout(root, tree, train_split, test_split)
+        if layout == "flat":
+            _refuse_unused_split_names(root, tree, train_split, test_split)
     if layout == "flat":
         if not tree.direct and not tree.nested:
             raise UsageError(
@@ -253,6 +255,13 @@ def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -
             f"stand other folders with images: {_some(strays)}. {advice}"
         )
     return "split"
+
+
+def _refuse_unused_split_names(root: Path, tree: _Tree, train_split: str, test_split: str) -> None:
+    """Raise where a split is named of its own that a flat folder does not have."""
+    for key, name, default in (("train", train_split, "train"), ("test", test_split, "test")):
+        if name != default:
+            raise UsageError(f"in '{root}': {unknown_name(f'dataset.{key}_split', name, tree.top_folders)}")
 
 
 def _test_folder(root: Path, tree: _Tree, test_split: str) -> str | None:

@@ -109,6 +109,8 @@ def _read(content: bytes | None, path: str | Path | None) -> Image.Image:
             raise ValueError("empty file")
         with Image.open(io.BytesIO(content)) as image:
             return _upright_rgb(image)
+    if not os.path.isfile(str(path)) and os.path.exists(str(path)):
+        raise ValueError("not a file")  # to open a named pipe would wait for its other end
     with open(str(path), "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError("empty file")

@@ -138,6 +138,11 @@ def build_scenario(
     if kind == "domain_incremental":
         order, tasks = _domain_tasks(config, order, labels, domains)
     else:
+        if config.domain_order is not None:
+            raise UsageError(
+                "scenario.domain_order orders the tasks of the domain-incremental scenario alone: set it to null "
+                "(or scenario.kind=domain_incremental)"
+            )
         tasks = _class_tasks(_task_sizes(config, len(order)))
     class_index_of_label = np.empty(len(order), dtype=np.int64)
     class_index_of_label[order] = np.arange(len(order))

@@ -233,9 +233,9 @@ def _open_parquet(files: dict[str, list[Path]], location: Path, columns: Columns
             tables[split] = datasets.load_dataset(
                 "parquet", data_files=[str(path) for path in paths], columns=wanted, split="train"
             )
-        except (datasets.exceptions.DatasetGenerationError, pa.ArrowException, OSError) as error:
+        except (datasets.exceptions.DatasetGenerationError, pa.ArrowException, OSError, ValueError) as error:
             raise UsageError(
-                f"cannot read the parquet files {', '.join(map(str, paths))}: {error.__cause__ or error}."
+                f"cannot read the parquet files {', '.join(map(str, paths))}: {error.__cause__ or error}"
             ) from error
     return open_tables(
         (tables["train"], tables.get("test")),
@@ -249,7 +249,11 @@ def _open_parquet(files: dict[str, list[Path]], location: Path, columns: Columns
 
 
 def _open_saved(path: Path, columns: Columns, train_split: str, test_split: str) -> Source:
-    saved = datasets.load_from_disk(str(path))
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        # Which one depends on the file that is damaged.
+        raise UsageError(f"cannot read the saved data set '{path}': {_first_line(error)}.") from error
     tables = dict(saved) if isinstance(saved, DatasetDict) else {train_split: saved}
     return open_tables(
         _pick_splits(
