@@ -398,3 +398,70 @@ def test_differences__name_just_what_differs() -> None:
     one = compose(dataset="digits", learner="slca").validate().model_dump(mode="json")
     two = compose(dataset="digits", learner="slca", overrides=["learner.mean_decay=0.2"]).validate()
     assert differences(one, two.model_dump(mode="json")) == ["learner.mean_decay: 0.1 against 0.2"]
+
+
+@pytest.mark.parametrize(
+    ("option", "settings", "message"),
+    [
+        ({"learner": "slca"}, "learner: {name: l2p}", "--learner is slca, but {file} says learner.name: l2p"),
+        (
+            {"learner": "slca", "preset": "paper"},
+            "preset: embedded",
+            "--preset is paper, but {file} says preset: embedded",
+        ),
+        (
+            {"learner": "slca", "dataset": "digits"},
+            "dataset: {name: birds, path: /data/birds}",
+            "--dataset is digits, but {file} says dataset.name: birds",
+        ),
+    ],
+)
+def test_compose__refuses_two_answers_to_one_question(
+    option: dict[str, str], settings: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(settings)
+    found = problems_of(config_file=file, **option)
+    assert found == [f"{message.format(file=file)}; leave one of them out."]
+    (tmp_path / "again.yaml").write_text("{learner: {name: slca}, preset: paper, dataset: {name: digits}}")
+    twice = compose(dataset="digits", learner="slca", preset="paper", config_file=tmp_path / "again.yaml")
+    assert twice.validate().preset == "paper"
+
+
+@pytest.mark.parametrize("value", ["[a]", "{a: 1}"])
+def test_compose__refuses_a_preset_that_is_no_name(value: str) -> None:
+    (problem,) = problems_of(dataset="digits", learner="slca", overrides=[f"preset={value}"])
+    assert problem.startswith("preset is a single setting, not ")
+
+
+@pytest.mark.parametrize(
+    ("contents", "where"),
+    [
+        ("presets: [a]", "presets"),
+        ("presets: {embedded: }", "presets.embedded"),
+        ("presets: {official: fast}", "presets.official"),
+        ("presets: {embedded: {datasets: digits}}", "presets.embedded.datasets"),
+        ("presets: {embedded: {datasets: {digits: }}}", "presets.embedded.datasets.digits"),
+    ],
+)
+def test_compose__says_what_is_wrong_with_a_learner_file(
+    contents: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs" / "learners").mkdir(parents=True)
+    (tmp_path / "configs" / "learners" / "slca.yaml").write_text(contents)
+    monkeypatch.chdir(tmp_path)
+    (problem,) = problems_of(dataset="digits", learner="slca")
+    assert problem.startswith(f"configs/learners/slca.yaml: {where} must hold settings as 'key: value'")
+
+
+@pytest.mark.parametrize("key", ["dataset.path", "backbone.checkpoint"])
+def test_validate__names_a_home_that_is_not_there(key: str) -> None:
+    (problem,) = problems_of(dataset="digits", learner="slca", overrides=[f"{key}=~nobody_here/x.pth"])
+    assert problem.startswith(f"{key}: '~nobody_here/x.pth' begins with the home of a user who is not known")
+    (problem,) = problems_of(dataset="~nobody_here/x", learner="slca")
+    assert problem.startswith("--dataset: '~nobody_here/x' begins with the home")
+
+
+def test_compose__takes_no_empty_name_for_the_working_directory() -> None:
+    (problem,) = problems_of(dataset="", learner="slca")
+    assert problem.startswith("unknown data set ''.")

@@ -28,7 +28,7 @@ from vbm_ptm.engine.trainer import TrainerConfig
 from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
-from vbm_ptm.settings import Settings
+from vbm_ptm.settings import Settings, absolute
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +188,7 @@ def compose(
             late.merge(parse_override(item), f"--set {item}")
         except UsageError as error:
             problems += error.problems
+    _refuse_contradictions(late, dataset=dataset, learner=learner, preset=preset)
     learner = learner or _given(late.tree, "learner", "name")
     named = _given(late.tree, "dataset", "name")
     if dataset is None and named is not None:
@@ -214,6 +215,27 @@ def compose(
     return composed
 
 
+def _refuse_contradictions(
+    late: ComposedConfig, *, dataset: str | None, learner: str | None, preset: str | None
+) -> None:
+    """Raise where an option and a later source choose differently: one of them would be ignored."""
+    chosen = {
+        "preset": (preset, _single(late.tree.get("preset"), "preset")),
+        "learner.name": (learner, _given(late.tree, "learner", "name")),
+    }
+    named = _given(late.tree, "dataset", "name")
+    if any(_given(late.tree, "dataset", key) for key in ("path", "source")):
+        # With a data set's name alone, the later source gives the images of --dataset another name.
+        chosen["dataset.name"] = (dataset, named)
+    problems = [
+        f"--{key.partition('.')[0]} is {option}, but {late.origin(key)} says {key}: {later}; leave one of them out."
+        for key, (option, later) in chosen.items()
+        if None not in (option, later) and option != later
+    ]
+    if problems:
+        raise UsageError(*problems)
+
+
 def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str, preset: str | None) -> None:
     """Merge the learner's file: its base, the preset, and the preset's part for the data set."""
     composed.merge({"learner": {"name": learner}}, f"--learner {learner}")
@@ -222,7 +244,10 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
         f"learners/{learner.rpartition(':')[2] if ':' in learner else learner}", is_optional=":" in learner
     )
     contents = read_yaml(file) if file else {}
-    presets: dict[str, Tree] = contents.pop("presets", {})
+    presets = {
+        name: _mapping(settings, f"{file}: presets.{name}")
+        for name, settings in _mapping(contents.pop("presets", {}), f"{file}: presets").items()
+    }
     composed.merge(contents, str(file))
     dataset_name = str(_given(late.tree, "dataset", "name") or _given(composed.tree, "dataset", "name"))
     backbone = _given(late.tree, "backbone", "name")
@@ -235,10 +260,11 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     if chosen not in presets:
         raise UsageError(unknown_name(f"preset of learner '{learner}'", chosen, [*presets, "none"]))
     settings = dict(presets[chosen])
-    per_dataset: dict[str, Tree] = settings.pop("datasets", {})
+    per_dataset = _mapping(settings.pop("datasets", {}), f"{file}: presets.{chosen}.datasets")
     composed.merge(settings, f"{file}, preset {chosen}")
     if dataset_name in per_dataset:
-        composed.merge(per_dataset[dataset_name], f"{file}, preset {chosen} for {dataset_name}")
+        part = _mapping(per_dataset[dataset_name], f"{file}: presets.{chosen}.datasets.{dataset_name}")
+        composed.merge(part, f"{file}, preset {chosen} for {dataset_name}")
     tuned = _given(settings, "backbone", "name")
     if backbone is not None and tuned is not None and backbone != tuned:
         logger.warning(
@@ -250,10 +276,16 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
         )
 
 
+def _mapping(value: Any, where: str) -> Tree:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} must hold settings as 'key: value', not {value!r}.")
+    return value
+
+
 def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | None) -> str:
     official = presets.get("official", {})
     tuned = _given(official, "backbone", "name")
-    if dataset in official.get("datasets", {}) and backbone in (None, tuned):
+    if dataset in (official.get("datasets") or {}) and backbone in (None, tuned):
         return "official"
     return "embedded" if "embedded" in presets else next(iter(presets), "none")
 
@@ -265,8 +297,11 @@ def _dataset_tree(dataset: str) -> tuple[Tree, str]:
         file = find_config(dataset)
     if file is not None:
         return read_yaml(file), str(file)
-    path = Path(dataset).expanduser()
-    if path.exists() or "/" in dataset or path.suffix:
+    try:
+        path = absolute(Path(dataset))
+    except ValueError as error:
+        raise UsageError(f"--dataset: {error}.") from None
+    if dataset and (path.exists() or "/" in dataset or path.suffix):
         default = find_config("datasets/folder", is_optional=True)
         tree = read_yaml(default) if default else {}
         _merge(tree, {"dataset": {"name": path.resolve().stem, "path": str(path)}})
@@ -288,9 +323,12 @@ def _given(tree: Mapping[str, Any], section: str, key: str) -> Any:
         raise UsageError(
             f"'{section}' is a section of settings, not '{settings}'; write {section}.{key}={settings}."
         )
-    value = settings.get(key)
+    return _single(settings.get(key), f"{section}.{key}")
+
+
+def _single(value: Any, path: str) -> Any:
     if isinstance(value, Mapping | list):
-        raise UsageError(f"{section}.{key} is a single setting, not {value}.")
+        raise UsageError(f"{path} is a single setting, not {value}.")
     return value
 
 

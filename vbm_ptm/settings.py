@@ -7,8 +7,21 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-# A path that means the same file from any working directory: a stored configuration can be run again anywhere.
-AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+
+def absolute(path: Path) -> Path:
+    """Return the path that means the same file from any working directory.
+
+    Raises:
+        ValueError: It begins with ``~name``, and there is no such user.
+    """
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError(f"'{path}' begins with the home of a user who is not known here") from None
+
+
+# A stored configuration can be run again from anywhere.
+AbsolutePath = Annotated[Path, AfterValidator(absolute)]
 
 
 class Settings(BaseModel):

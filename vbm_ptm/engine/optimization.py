@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from vbm_ptm.learners.base import ParameterGroup
 from vbm_ptm.settings import Settings
@@ -37,7 +37,7 @@ class OptimizationConfig(Settings):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "multistep", "cosine", "quarter_cosine"] = "constant"
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[NonNegativeInt, ...] = ()
     decay: float = Field(default=0.1, gt=0)
     clip_gradient_norm: float | None = Field(default=None, gt=0)
 
