@@ -305,6 +305,9 @@ def test_train__has_a_place_for_results_by_default(
     monkeypatch.chdir(tmp_path)
     assert main(training(named_folder, tiny, learner="nearest_mean")) == 0
     assert result_of(tmp_path / "runs" / "fruits-nearest_mean-v1")["num_views"] == 1
+    name = ("--set", "dataset.name=../my/fruits")
+    assert main(training(named_folder, tiny, *name, learner="nearest_mean")) == 0
+    assert (tmp_path / "runs" / ".._my_fruits-nearest_mean-v1").is_dir()
 
 
 def test_train__stops_after_a_task_as_planned_and_goes_on(
@@ -319,6 +322,8 @@ def test_train__stops_after_a_task_as_planned_and_goes_on(
     assert result_of(output)["status"] == "interrupted"
     assert main(["evaluate", str(output), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["equals_training"] is True
+    assert main([*command, "--stop-after-task", "1", "--resume"]) == 0
+    assert len(result_of(output)["task_records"]) == 2
     assert main([*command, "--resume"]) == 0
     assert result_of(output)["status"] == "finished"
     assert len(result_of(output)["task_records"]) == 3
@@ -351,18 +356,24 @@ def test_train__is_interrupted_by_ctrl_c_with_a_learner_of_the_users_own(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_train__is_saved_when_terminated(named_folder: Path, tiny: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_train__is_saved_when_terminated(
+    num_workers: int, named_folder: Path, tiny: list[str], tmp_path: Path
+) -> None:
     output = tmp_path / "run"
     more = ("--output", str(output), "--set", "trainer.max_steps_per_task=100000", "--set")
+    loading = ("--set", f"data.num_workers={num_workers}", "--set", "data.multiprocessing_context=fork")
     command = training(
-        named_folder, tiny, *more, "optimization.epochs=100000", "--set", "trainer.log_every=1"
+        named_folder, tiny, *more, "optimization.epochs=100000", "--set", "trainer.log_every=1", *loading
     )
     with (tmp_path / "stderr").open("wb") as stderr:
-        process = subprocess.Popen([sys.executable, "-m", "vbm_ptm", *command], stderr=stderr)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vbm_ptm", *command], stderr=stderr, start_new_session=True
+        )
         log = output / "log.jsonl"
         while process.poll() is None and not (log.exists() and b'"step"' in log.read_bytes()):
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)  # as a batch system does: to the workers as well
         assert process.wait(60) == 143
     said = (tmp_path / "stderr").read_text()
     assert "stopped by SIGTERM; 0 finished tasks are saved" in said

@@ -27,6 +27,7 @@ _ADVICE = {
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
     ),
+    errno.ENAMETOOLONG: "Give a shorter name.",
 }
 
 app = typer.Typer(
@@ -365,7 +366,8 @@ def _integers(option: str, text: str | None) -> tuple[int, ...]:
 
 
 def _default_output(config: Any) -> Path:
-    return Path("runs") / f"{config.dataset.name}-{config.learner.name}-v{config.view_batch.num_views}"
+    name = f"{config.dataset.name}-{config.learner.name}-v{config.view_batch.num_views}"
+    return Path("runs") / name.replace("/", "_")
 
 
 def _show_study(collected: dict[str, Any], folder: Path) -> None:

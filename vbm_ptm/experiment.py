@@ -128,7 +128,8 @@ def _train(
     store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
     checkpoint = store.read()
     if checkpoint:
-        restore_checked(setup, checkpoint)  # before the log is cut: a damaged checkpoint changes nothing
+        # Before the log is cut: what is refused changes nothing.
+        restore_checked(setup, checkpoint, is_resumed=True)
     position = checkpoint.state["log_position"] if checkpoint else 0
     log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
     trainer = Trainer(
@@ -162,7 +163,11 @@ def _train(
     status = "failed"
     try:
         with stop.listening():
-            trainer.fit()
+            try:
+                trainer.fit()
+            except RuntimeError:
+                stop.check()  # a signal to the whole process group has ended the loader's workers too
+                raise
         status = "finished"
     except TrainingInterrupted as interruption:
         status = "interrupted"
@@ -268,11 +273,16 @@ def _decoded(paths: Iterable[Path], problems: list[str]) -> Iterator[tuple[Path,
             problems += error.problems
 
 
-def restore_checked(setup: Setup, checkpoint: Checkpoint) -> None:
+def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = False) -> None:
     """Restore a learner for going on or measuring, after making sure that data and weights are the same.
 
+    Args:
+        setup: Holds the fresh learner, and the data as they are now.
+        checkpoint: What to restore.
+        is_resumed: Refuse every change of the images; for measuring, other test images are legal and announced.
+
     Raises:
-        UsageError: The classes or the pre-trained weights are not those of the checkpoint.
+        UsageError: The classes, the images or the pre-trained weights are not those of the checkpoint.
     """
     names = list(setup.benchmark.scenario.class_names)
     if checkpoint.state["class_names"] != names:
@@ -280,6 +290,22 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint) -> None:
             f"the data set's classes are not those that {checkpoint.path} was trained on, or stand in another order: "
             f"{names} against {checkpoint.state['class_names']}."
         )
+    datasets, state = setup.benchmark.datasets, checkpoint.state
+    if datasets.split_sha256 != state["split_sha256"]:
+        change = (
+            f"the images or their split are not those that {checkpoint.path} was made with: "
+            f"{len(datasets.train)} for training, {len(datasets.test)} for testing, split SHA-256 "
+            f"{datasets.split_sha256[:12]} against {state['split_sha256'][:12]}"
+        )
+        if is_resumed:
+            raise UsageError(f"{change}. Bring the same images back, or start anew with another --output.")
+        if datasets.record["held_out"] != state["held_out"]:
+            # The learner may have been trained on what is held out now.
+            raise UsageError(
+                f"{change}. Held out of the training images: {datasets.record['held_out'] or 'nothing'} now, "
+                f"{state['held_out'] or 'nothing'} then. Bring the same test images back."
+            )
+        logger.warning("%s", change)
     restore(setup.learner, checkpoint)
 
 

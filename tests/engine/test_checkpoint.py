@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from vbm_ptm.backbones.vit import WeightsRecord
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
+from vbm_ptm.engine.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore, restore, write_json
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
@@ -219,13 +219,13 @@ def test_read__names_an_unreadable_state(
     assert read(store, 0).task_index == 0
 
 
-@pytest.mark.parametrize("version", [0, 2, None])
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, None])
 def test_read__refuses_another_format(new_learner: NewLearner, tmp_path: Path, version: int | None) -> None:
     store = saved_run(new_learner, tmp_path)
     state = tmp_path / "task_01" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format_version": version}))
     with pytest.raises(
-        UsageError, match=f"format version {version}; this version of vbm_ptm reads version 1"
+        UsageError, match=f"format version {version}; this version of vbm_ptm reads version {FORMAT_VERSION}"
     ):
         store.read()
 

@@ -38,7 +38,7 @@ class StopRequest:
 
     def check_after_task(self, task_index: int) -> None:
         """Raise if the planned task is done."""
-        if self.after_task == task_index + 1:
+        if self.after_task is not None and self.after_task <= task_index + 1:
             raise TrainingInterrupted(0, f"stopped after task {self.after_task} as planned")
 
     @contextmanager

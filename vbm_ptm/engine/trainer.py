@@ -139,6 +139,8 @@ class Trainer:
         """
         remaining = self.benchmark.scenario.tasks[len(self.learner.tasks) :]
         num_steps = sum(self._steps_of(task) for task in remaining)
+        if self.learner.tasks and remaining:
+            self.stop.check_after_task(len(self.learner.tasks) - 1)
         with ProgressDisplay(num_steps, is_silent=not self.accelerator.is_main_process) as display:
             for task in remaining:
                 self._fit_task(task, display)
@@ -310,6 +312,8 @@ class Trainer:
         """Return what ``load_state`` needs, as JSON values."""
         return {
             "class_names": list(self.benchmark.scenario.class_names),
+            "split_sha256": self.benchmark.datasets.split_sha256,
+            "held_out": self.benchmark.datasets.record.get("held_out"),
             "tasks": [asdict(task) for task in self.benchmark.scenario.tasks],
             "evaluation_tasks": [asdict(task) for task in self.benchmark.scenario.evaluation_tasks],
             "matrix": self.matrix.to_dict(),
