@@ -114,6 +114,9 @@ WRONG_OPTIONS = {
         ["--dataset", "nowhere/birds"],
         f"there is nothing at '{Path('nowhere/birds').absolute()}'",
     ),
+    "milestones": (["--set", "optimization.milestones=[-1]"], "greater than or equal to 0"),
+    "domain order": (["--set", "scenario.domain_order=[photo]"], "scenario.domain_order orders the tasks of"),
+    "long data set": (["--dataset", "x" * 5000], "File name too long. Give a shorter name."),
     "data set file": (["--dataset", __file__], "is a file. Give an image folder, a parquet file"),
 }
 
@@ -175,6 +178,10 @@ def test_study__refuses_a_wrong_file(tmp_path: Path, refused: Say) -> None:
     file.write_text("dataset: digits\nruns: [{learner: slca}, {learner: slca}]\n")
     assert "several runs of the study would be written to" in refused("study", str(file))
     assert "unknown configuration file 'nowhere.yaml'" in refused("study", "nowhere")
+    file.write_text("dataset: digits\nruns: []\n")
+    assert "runs: [] is not allowed" in refused("study", str(file))
+    file.write_text("dataset: digits\nruns: [{learner: slca}]\ngrid: {seed: []}\n")
+    assert "grid.seed: [] is not allowed" in refused("study", str(file))
 
 
 def picture(seed: int = 0) -> Image.Image:
@@ -274,7 +281,10 @@ def test_train__refuses_an_output_that_is_in_use(
     below = tmp_path / "mine" / "thesis.tex" / "run"
     assert f"lies below {below.parent}, which is a file" in refused(*command, str(below))
     assert "cannot be made" in refused(*command, "/proc/run")
+    assert "File name too long" in refused(*command, str(tmp_path / ("x" * 300)))
     assert "exists already" in refused(*command, str(tmp_path / "mine"), "--seeds", "1,2")
+    said = refused(*command, str(finished), "--resume", "--seeds", "1,2")
+    assert f"{finished} is the directory of a single run; give another folder." in said
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
 
 
@@ -401,3 +411,41 @@ def test_train__refuses_other_weights_on_resume(
     content[-1] ^= 1
     own.write_bytes(content)
     assert "was made with pre-trained weights of SHA-256" in refused(*command, "--resume")
+
+
+def test_train__refuses_other_images_on_resume(
+    options: list[str], toy_folder: Path, tmp_path: Path, refused: Say
+) -> None:
+    data = shutil.copytree(toy_folder, tmp_path / "toy")
+    command = ["train", *options, "--dataset", str(data), "--output", str(tmp_path / "run")]
+    assert main([*command, "--stop-after-task", "1"]) == 0
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    gone = data / "train" / "class_07" / "0.png"
+    gone.rename(tmp_path / "0.png")
+    said = refused(*command, "--resume")
+    assert "the images or their split are not those that" in said
+    assert "71 for training, 48 for testing" in said
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
+    (tmp_path / "0.png").rename(gone)
+    assert main([*command, "--resume"]) == 0
+
+
+def test_evaluate__says_that_test_images_have_changed(
+    options: list[str], toy_folder: Path, tmp_path: Path, refused: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = shutil.copytree(toy_folder, tmp_path / "toy")
+    run = tmp_path / "run"
+    assert main(["train", *options, "--dataset", str(data), "--output", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 0
+    assert "warning" not in capsys.readouterr().err
+    (data / "test" / "class_07" / "0.png").unlink()
+    assert main(["evaluate", str(run)]) == 0
+    assert "warning: the images or their split are not those that" in capsys.readouterr().err
+    # Without any test folder a part of the training images would be held out: the learner has seen them.
+    shutil.rmtree(data / "test")
+    said = refused("evaluate", str(run))
+    assert (
+        "Held out of the training images: 0.2 of every class, for want of a test split now, nothing then"
+        in said
+    )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
@@ -58,8 +58,8 @@ class StudyConfig(Settings):
     dataset: str
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
-    runs: tuple[StudyRun, ...]
-    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    runs: tuple[StudyRun, ...] = Field(min_length=1)
+    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     class_order_seeds: tuple[int, ...] = ()
 
@@ -177,6 +177,8 @@ def plan_runs(
 
 def execute(runs: Sequence[PlannedRun], *, output: Path) -> dict[str, Any]:
     """Run what is not finished, go on with what is interrupted, and collect all into ``study.json``."""
+    if (output / "config.yaml").exists():
+        raise UsageError(f"--output {output} is the directory of a single run; give another folder.")
     results = []
     for number, planned in enumerate(runs, start=1):
         logger.info(
