@@ -180,6 +180,9 @@ def test_study__refuses_a_wrong_file(tmp_path: Path, refused: Say) -> None:
     assert "unknown configuration file 'nowhere.yaml'" in refused("study", "nowhere")
     file.write_text("dataset: digits\nruns: []\n")
     assert "runs: [] is not allowed" in refused("study", str(file))
+    for name in ("''", ".", ".."):
+        file.write_text(f"dataset: digits\nruns: [{{learner: slca, name: {name}}}]\n")
+        assert "runs.0.name: " in refused("study", str(file))
     file.write_text("dataset: digits\nruns: [{learner: slca}]\ngrid: {seed: []}\n")
     assert "grid.seed: [] is not allowed" in refused("study", str(file))
 

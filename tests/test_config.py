@@ -403,16 +403,21 @@ def test_differences__name_just_what_differs() -> None:
 @pytest.mark.parametrize(
     ("option", "settings", "message"),
     [
-        ({"learner": "slca"}, "learner: {name: l2p}", "--learner is slca, but {file} says learner.name: l2p"),
+        ({"learner": "slca"}, "learner: {name: l2p}", "learner is slca, but {file} says learner.name: l2p"),
         (
             {"learner": "slca", "preset": "paper"},
             "preset: embedded",
-            "--preset is paper, but {file} says preset: embedded",
+            "preset is paper, but {file} says preset: embedded",
         ),
         (
             {"learner": "slca", "dataset": "digits"},
             "dataset: {name: birds, path: /data/birds}",
-            "--dataset is digits, but {file} says dataset.name: birds",
+            "dataset is digits, but {file} says dataset.name: birds",
+        ),
+        (
+            {"learner": "slca", "dataset": "/new/birds"},
+            "dataset: {name: birds, path: /data/birds}",
+            "dataset is /new/birds, but {file} says dataset.path: /data/birds",
         ),
     ],
 )

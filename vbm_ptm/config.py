@@ -8,6 +8,7 @@ their setting reads them, so ``10`` is a class name where a name is expected and
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -219,16 +220,18 @@ def _refuse_contradictions(
     late: ComposedConfig, *, dataset: str | None, learner: str | None, preset: str | None
 ) -> None:
     """Raise where an option and a later source choose differently: one of them would be ignored."""
-    chosen = {
+    chosen: dict[str, tuple[Any, Any]] = {
         "preset": (preset, _single(late.tree.get("preset"), "preset")),
         "learner.name": (learner, _given(late.tree, "learner", "name")),
     }
-    named = _given(late.tree, "dataset", "name")
-    if any(_given(late.tree, "dataset", key) for key in ("path", "source")):
-        # With a data set's name alone, the later source gives the images of --dataset another name.
-        chosen["dataset.name"] = (dataset, named)
+    name, path, source = (_given(late.tree, "dataset", key) for key in ("name", "path", "source"))
+    is_file = dataset is not None and dataset.endswith((".yaml", ".yml"))
+    if dataset and not is_file and find_config(f"datasets/{dataset}", is_optional=True) is None:
+        chosen["dataset.path"] = (os.path.realpath(dataset), path and os.path.realpath(path))
+    elif path or source:  # the name alone renames the images of --dataset, the place alone is that of a copy
+        chosen["dataset.name"] = (None if is_file else dataset, name)
     problems = [
-        f"--{key.partition('.')[0]} is {option}, but {late.origin(key)} says {key}: {later}; leave one of them out."
+        f"{key.partition('.')[0]} is {option}, but {late.origin(key)} says {key}: {later}; leave one of them out."
         for key, (option, later) in chosen.items()
         if None not in (option, later) and option != later
     ]

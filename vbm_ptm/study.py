@@ -37,7 +37,7 @@ class StudyRun(Settings):
     """
 
     learner: str
-    name: str | None = None
+    name: str | None = Field(default=None, pattern="[^.]")  # "." and ".." are other folders
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
 
