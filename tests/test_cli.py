@@ -520,3 +520,24 @@ def test_main__reports_a_loss_that_is_not_finite(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: the loss is ")
     assert result_of(output)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore", "Take smaller batches"),
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "Take smaller batches"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", "take fewer data.num_workers"),
+    ],
+)
+def test_main__says_what_to_do_where_memory_is_short(
+    message: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("vbm_ptm.experiment.predict", fail)
+    assert main(["predict", "run", __file__]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message.splitlines()[0]} ")
+    assert advice in line

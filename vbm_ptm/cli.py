@@ -30,6 +30,14 @@ _ADVICE = {
     errno.ENAMETOOLONG: "Give a shorter name.",
 }
 
+# What the user can do about a computation that failed, by a part of torch's message.
+_SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch_size)."
+_FAILURES = {
+    "out of memory": _SMALLER,
+    "can't allocate memory": _SMALLER,
+    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
+}
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -294,6 +302,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return interruption.exit_code
     except FloatingPointError as error:
         return _fail(1, str(error))
+    except RuntimeError as error:
+        known = [advice for part, advice in _FAILURES.items() if part in str(error)]
+        if not known:
+            raise
+        return _fail(1, f"{str(error).splitlines()[0]} {known[0]}")
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
     except OSError as error:

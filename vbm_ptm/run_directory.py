@@ -56,8 +56,8 @@ class RunDirectory:
         if not file.is_file():
             return None
         try:
-            result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
+            result: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
             raise UsageError(
                 f"{file} is damaged ({error}); remove it, and --resume writes it anew."
             ) from error

@@ -204,7 +204,7 @@ def test_checkpoint__names_the_damaged_file(
     assert learner.tasks == []
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"format_version": 1', None])
+@pytest.mark.parametrize("content", ["", "{", '{"format_version": 1', "null", "[1]", None])
 def test_read__names_an_unreadable_state(
     new_learner: NewLearner, tmp_path: Path, content: str | None
 ) -> None:

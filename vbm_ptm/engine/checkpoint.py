@@ -142,8 +142,8 @@ class CheckpointStore:
             raise UsageError(f"no checkpoint of task {index} in {self.directory}. There are: {there}.")
         path = self.directory / f"task_{index:02d}"
         try:
-            state = json.loads((path / "state.json").read_text())
-        except (OSError, ValueError) as error:
+            state = dict(json.loads((path / "state.json").read_text()))
+        except (OSError, ValueError, TypeError) as error:
             raise UsageError(
                 f"checkpoint {path} cannot be read ({error}). Remove it to go on from before."
             ) from error
