@@ -72,6 +72,6 @@ def toy_tree(toy_folder: Path, tiny_weights: Path) -> Callable[..., dict[str, An
     return make
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
