@@ -11,14 +11,8 @@ import pytest
 import yaml
 
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
-from vbm_ptm.config import (
-    as_text,
-    compose,
-    differences,
-    list_configs,
-    parse_override,
-    read_yaml,
-)
+from vbm_ptm.config import compose
+from vbm_ptm.config_tree import as_text, differences, list_configs, parse_override, read_yaml
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.registry import list_learners
 from vbm_ptm.run_directory import RunDirectory

@@ -143,7 +143,7 @@ def study(
     device: DeviceName = None,
 ) -> None:
     """Run what is not finished of a study and collect it; repeat the command to go on."""
-    from vbm_ptm.config import find_config
+    from vbm_ptm.config_tree import find_config
     from vbm_ptm.study import execute, plan_study, read_study
 
     folder = output or Path("runs") / file.stem
@@ -244,7 +244,7 @@ def list_names(
 
         names = list_backbones()
     else:
-        from vbm_ptm.config import list_configs
+        from vbm_ptm.config_tree import list_configs
 
         names = list_configs("datasets")
     if as_json:

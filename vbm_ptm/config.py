@@ -1,8 +1,7 @@
 """The configuration of a run: composed from YAML files, presets and single settings; every error at once.
 
 Every file is a partial run configuration. Later sources win: defaults < data set file < learner file (its base,
-the preset, the preset for that data set) < ``--config`` < ``--set``. Scalars stay text until the annotation of
-their setting reads them, so ``10`` is a class name where a name is expected and ``1e-3`` a number where a number is.
+the preset, the preset for that data set) < ``--config`` < ``--set``.
 """
 
 from __future__ import annotations
@@ -15,10 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from vbm_ptm.backbones import BackboneConfig
+from vbm_ptm.config_tree import (
+    Tree,
+    as_text,
+    find_config,
+    leaves,
+    list_configs,
+    merge,
+    nested,
+    parse_override,
+    read_yaml,
+)
 from vbm_ptm.data.datasets import DatasetSpec
 from vbm_ptm.data.scenario import ScenarioConfig
 from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, check_batch_arithmetic
@@ -32,14 +41,6 @@ from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.settings import Settings, absolute
 
 logger = logging.getLogger(__name__)
-
-Tree = dict[str, Any]
-
-CONFIG_FOLDERS = (
-    Path("configs"),
-    Path(__file__).parent / "configs",
-    Path(__file__).parent.parent / "configs",
-)
 
 # How the command line gives what cannot be left out.
 _OPTIONS = {
@@ -86,7 +87,7 @@ class ComposedConfig:
 
     def merge(self, tree: Mapping[str, Any], origin: str) -> None:
         """Let the settings of a tree win over those that are there."""
-        _merge(self.tree, tree)
+        merge(self.tree, tree)
         for key, _ in leaves(tree):
             self.origins = {
                 known: source for known, source in self.origins.items() if not known.startswith(f"{key}.")
@@ -307,7 +308,7 @@ def _dataset_tree(dataset: str) -> tuple[Tree, str]:
     if dataset and (path.exists() or "/" in dataset or path.suffix):
         default = find_config("datasets/folder", is_optional=True)
         tree = read_yaml(default) if default else {}
-        _merge(tree, {"dataset": {"name": path.resolve().stem, "path": str(path)}})
+        merge(tree, {"dataset": {"name": path.resolve().stem, "path": str(path)}})
         return tree, f"--dataset {dataset}"
     raise UsageError(
         unknown_name("data set", dataset, list_configs("datasets"))
@@ -333,137 +334,6 @@ def _single(value: Any, path: str) -> Any:
     if isinstance(value, Mapping | list):
         raise UsageError(f"{path} is a single setting, not {value}.")
     return value
-
-
-def list_configs(folder: str) -> list[str]:
-    """Return the names of all YAML files in a folder of ``configs``."""
-    return sorted({file.stem for root in CONFIG_FOLDERS for file in (root / folder).glob("*.yaml")})
-
-
-def find_config(name: str, *, is_optional: bool = False) -> Path | None:
-    """Return the first of: the path given, ``./configs``, the configurations of the package.
-
-    Raises:
-        UsageError: There is none, unless ``is_optional``.
-    """
-    names = [name] if name.endswith((".yaml", ".yml")) else [f"{name}.yaml"]
-    roots = (Path(), *CONFIG_FOLDERS)
-    for candidate in (root / name for name in names for root in roots):
-        if candidate.is_file():
-            return candidate
-    if is_optional:
-        return None
-    known = [str(file) for root in CONFIG_FOLDERS for file in root.rglob("*.yaml")]
-    raise UsageError(unknown_name("configuration file", names[0], known))
-
-
-def read_yaml(file: Path | None) -> Tree:
-    """Read a YAML mapping; every plain scalar but null stays text.
-
-    Raises:
-        UsageError: The file is no YAML mapping.
-    """
-    assert file is not None
-    try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_TextLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not valid YAML: {error}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise UsageError(
-            f"{file} must hold settings as 'section: {{key: value}}', not a {type(tree).__name__}."
-        )
-    return tree
-
-
-def parse_override(item: str) -> Tree:
-    """Read ``path.to.setting=value``; the value is YAML whose scalars stay text.
-
-    Raises:
-        UsageError: The item has no "=" or the value is no YAML.
-    """
-    key, equals, value = item.partition("=")
-    if not equals or not all(part.strip() for part in key.split(".")):
-        raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
-    try:
-        return nested(key.strip(), yaml.load(value, Loader=_TextLoader))
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", error)
-        raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({problem}).") from error
-
-
-class _TextLoader(yaml.SafeLoader):
-    """Safe YAML in which plain scalars are text, except null: no "no" becomes False, no 010 becomes 8.
-
-    A key that stands twice in one mapping is an error: the first one would be lost.
-    """
-
-    def compose_mapping_node(self, anchor: dict[Any, Any]) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(None, None, f"'{key.value}' is given twice", key.start_mark)
-            seen.add(str(key.value))
-        return node
-
-
-# Beside null, "<<" keeps its meaning: to take over the settings of another mapping.
-# The attribute belongs to the class, although the stubs of PyYAML take it for an instance's.
-_TextLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def as_text(value: Any) -> Any:
-    """Return a tree in which every scalar but None is text, so that a bool is no number."""
-    if isinstance(value, Mapping):
-        return {str(key): as_text(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_text(item) for item in value]
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted path and value of every setting."""
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{path}.")
-        else:
-            yield path, value
-
-
-def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    """Return a line for every setting in which two configurations differ."""
-    first, second = dict(leaves(one)), dict(leaves(two))
-    return [
-        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
-        for key in sorted(first.keys() | second.keys())
-        if first.get(key) != second.get(key)
-    ]
-
-
-def _merge(target: Tree, source: Mapping[str, Any]) -> None:
-    for key, value in source.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-            _merge(target[key], value)
-        else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def nested(path: str, value: Any) -> Tree:
-    """Return the tree in which a dotted path holds a value."""
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    tree: Tree = value
-    return tree
 
 
 def _prefixes(path: str) -> Iterable[str]:

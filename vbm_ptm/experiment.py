@@ -18,7 +18,8 @@ from PIL.Image import Image
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
-from vbm_ptm.config import RunConfig, compose, leaves
+from vbm_ptm.config import RunConfig, compose
+from vbm_ptm.config_tree import leaves
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vbm_ptm.config import compose, leaves
+from vbm_ptm.config import compose
+from vbm_ptm.config_tree import leaves
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.errors import UsageError, unknown_name
 from vbm_ptm.experiment import Setup, build

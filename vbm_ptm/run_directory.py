@@ -18,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from vbm_ptm.config import ComposedConfig, RunConfig, differences, read_yaml
+from vbm_ptm.config import ComposedConfig, RunConfig
+from vbm_ptm.config_tree import differences, read_yaml
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.errors import UsageError
 

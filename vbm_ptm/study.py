@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from vbm_ptm.config import ComposedConfig, RunConfig, compose, nested, problem_messages, read_yaml
+from vbm_ptm.config import ComposedConfig, RunConfig, compose, problem_messages
+from vbm_ptm.config_tree import nested, read_yaml
 from vbm_ptm.engine.checkpoint import write_json
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run

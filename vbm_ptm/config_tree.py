@@ -1,0 +1,155 @@
+"""Configuration trees: where their files lie, how YAML becomes text, and how trees are put together and taken apart.
+
+Scalars stay text until the annotation of their setting reads them, so ``10`` is a class name where a name is expected
+and ``1e-3`` a number where a number is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vbm_ptm.errors import UsageError, unknown_name
+
+Tree = dict[str, Any]
+
+CONFIG_FOLDERS = (
+    Path("configs"),
+    Path(__file__).parent / "configs",
+    Path(__file__).parent.parent / "configs",
+)
+
+
+def list_configs(folder: str) -> list[str]:
+    """Return the names of all YAML files in a folder of ``configs``."""
+    return sorted({file.stem for root in CONFIG_FOLDERS for file in (root / folder).glob("*.yaml")})
+
+
+def find_config(name: str, *, is_optional: bool = False) -> Path | None:
+    """Return the first of: the path given, ``./configs``, the configurations of the package.
+
+    Raises:
+        UsageError: There is none, unless ``is_optional``.
+    """
+    names = [name] if name.endswith((".yaml", ".yml")) else [f"{name}.yaml"]
+    roots = (Path(), *CONFIG_FOLDERS)
+    for candidate in (root / name for name in names for root in roots):
+        if candidate.is_file():
+            return candidate
+    if is_optional:
+        return None
+    known = [str(file) for root in CONFIG_FOLDERS for file in root.rglob("*.yaml")]
+    raise UsageError(unknown_name("configuration file", names[0], known))
+
+
+def read_yaml(file: Path | None) -> Tree:
+    """Read a YAML mapping; every plain scalar but null stays text.
+
+    Raises:
+        UsageError: The file is no YAML mapping.
+    """
+    assert file is not None
+    try:
+        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_TextLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UsageError(
+            f"{file} must hold settings as 'section: {{key: value}}', not a {type(tree).__name__}."
+        )
+    return tree
+
+
+def parse_override(item: str) -> Tree:
+    """Read ``path.to.setting=value``; the value is YAML whose scalars stay text.
+
+    Raises:
+        UsageError: The item has no "=" or the value is no YAML.
+    """
+    key, equals, value = item.partition("=")
+    if not equals or not all(part.strip() for part in key.split(".")):
+        raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
+    try:
+        return nested(key.strip(), yaml.load(value, Loader=_TextLoader))
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", error)
+        raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({problem}).") from error
+
+
+class _TextLoader(yaml.SafeLoader):
+    """Safe YAML in which plain scalars are text, except null: no "no" becomes False, no 010 becomes 8.
+
+    A key that stands twice in one mapping is an error: the first one would be lost.
+    """
+
+    def compose_mapping_node(self, anchor: dict[Any, Any]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(None, None, f"'{key.value}' is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+
+# Beside null, "<<" keeps its meaning: to take over the settings of another mapping.
+# The attribute belongs to the class, although the stubs of PyYAML take it for an instance's.
+_TextLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def as_text(value: Any) -> Any:
+    """Return a tree in which every scalar but None is text, so that a bool is no number."""
+    if isinstance(value, Mapping):
+        return {str(key): as_text(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_text(item) for item in value]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and value of every setting."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Return a line for every setting in which two configurations differ."""
+    first, second = dict(leaves(one)), dict(leaves(two))
+    return [
+        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key) != second.get(key)
+    ]
+
+
+def merge(target: Tree, source: Mapping[str, Any]) -> None:
+    """Let the settings of ``source`` win over those of ``target``, section by section."""
+    for key, value in source.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            merge(target[key], value)
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def nested(path: str, value: Any) -> Tree:
+    """Return the tree in which a dotted path holds a value."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    tree: Tree = value
+    return tree
