@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import logging
 import math
 import os
 import signal
@@ -291,6 +292,24 @@ class TestReproducibility:
             if (whole.store.directory / file).exists():
                 one, two = ((run.store.directory / file).read_bytes() for run in (whole, first))
                 assert one == two
+
+    def test_load_state__says_where_ranks_or_threads_differ(
+        self,
+        benchmark_of_three: Benchmark,
+        new_learner: NewLearner,
+        new_run: NewRun,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        trainer = new_run(new_learner("nearest_mean"), benchmark_of_three).trainer
+        monkeypatch.setattr(logging.getLogger("vbm_ptm"), "propagate", True)
+        trainer.load_state(trainer.state())
+        assert not caplog.messages
+        trainer.load_state(trainer.state() | {"num_ranks": 8, "num_threads": 99})
+        assert [message.split(":")[0] for message in caplog.messages] == [
+            "num_ranks was 8 and is 1 now",
+            "num_threads was 99 and is 1 now",
+        ]
 
 
 class TestStopping:

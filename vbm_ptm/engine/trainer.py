@@ -319,10 +319,23 @@ class Trainer:
             "matrix": self.matrix.to_dict(),
             "records": [asdict(record) for record in self.records],
             "log_position": self.log.position,
+            "num_ranks": self.accelerator.num_processes,
+            "num_threads": torch.get_num_threads(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned."""
+        """Continue from what ``state`` returned; say where the run will not be the same to the last bit."""
+        for name, now in (
+            ("num_ranks", self.accelerator.num_processes),
+            ("num_threads", torch.get_num_threads()),
+        ):
+            if state[name] != now:
+                logger.warning(
+                    "%s was %d and is %d now: steps stay the same, the last bits of the weights may not",
+                    name,
+                    state[name],
+                    now,
+                )
         self.matrix = AccuracyMatrix.from_dict(state["matrix"])
         self.records = [TaskRecord(**record) for record in state["records"]]
 
