@@ -67,7 +67,7 @@ def test_progress_display__prints_plain_lines_without_a_terminal(capsys: pytest.
         for _ in range(2):
             display.advance()
         display.show("task 1/2 · epoch 1/2", {"loss": 2.0})  # a bar's matter
-        display.epoch_line("task 1/2 · epoch 1/2", {"loss": 0.51234, "cross_entropy": 0.5, "accuracy": 0.25})
+        display.end_epoch("task 1/2 · epoch 1/2", {"loss": 0.51234, "cross_entropy": 0.5, "accuracy": 0.25})
         display.line("[task] done: " + "x" * 300)
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -83,7 +83,7 @@ def test_progress_display__is_silent_on_other_ranks(capsys: pytest.CaptureFixtur
     with ProgressDisplay(8, is_silent=True) as display:
         display.advance()
         display.show("task 1/2", {"loss": 1.0})
-        display.epoch_line("task 1/2", {"loss": 1.0})
+        display.end_epoch("task 1/2", {"loss": 1.0})
         display.line("done")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
@@ -95,11 +95,11 @@ def test_progress_display__shows_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("vbm_ptm.engine.tracking.console", terminal)
     with ProgressDisplay(8) as display:
         display.advance(3)
-        display.show("task 1/2", {"loss": 0.5})
-        display.epoch_line("epoch 1/2 is over", {"loss": 0.5})  # the bar has said it
+        display.show("task 1/2")
+        display.end_epoch("epoch 1/2", {"loss": 0.25})
         display.line("task 1/2 done")
     shown = screen.getvalue()
     assert "3/8 steps" in shown
-    assert "task 1/2 · loss 0.5" in shown
-    assert "task 1/2 done" in shown
-    assert "is over" not in shown
+    assert "epoch 1/2 · loss 0.25" in shown
+    assert "task 1/2 done\n" in shown
+    assert "left\n" not in shown  # the line of a log without a terminal

@@ -88,12 +88,13 @@ class ProgressDisplay:
         self._done += steps
         self._bar.advance(self._row, steps)
 
-    def show(self, where: str, values: dict[str, float]) -> None:
+    def show(self, where: str, values: dict[str, float] | None = None) -> None:
         """Describe the current position on the bar."""
-        self._bar.update(self._row, description=f"{where} · {_describe(values)}")
+        self._bar.update(self._row, description=f"{where} · {_describe(values)}" if values else where)
 
-    def epoch_line(self, where: str, values: dict[str, float]) -> None:
-        """Print a line at the end of an epoch where there is no terminal."""
+    def end_epoch(self, where: str, values: dict[str, float]) -> None:
+        """Show the means of an epoch: on the bar, or as a line where there is no terminal."""
+        self.show(where, values)
         if not console.is_terminal:
             self.line(f"{where} · {_describe(values)} · {self._time_left()}")
 

@@ -157,6 +157,7 @@ class Trainer:
         started = time.monotonic()
         visits, num_steps, num_images, num_views = self._train(task, display)
         trained = time.monotonic()
+        display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · end of task")
         self.learner.eval()
         features = TaskFeatures(
             self.learner, self.benchmark, task, self.accelerator, self.loading, seed=self.seed
@@ -166,6 +167,7 @@ class Trainer:
         self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
         self._broadcast_state()
         ended = time.monotonic()
+        display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · evaluation")
         row = self.evaluator.evaluate(self.learner, self.benchmark.scenario.seen_after(task.index))
         self.matrix.add_row(row)
         evaluated = time.monotonic()
@@ -221,6 +223,8 @@ class Trainer:
             if num_steps == self.config.max_steps_per_task:
                 break
             loader.set_epoch(epoch)
+            if epoch == 0:
+                display.show(self._where(task, epoch))
             set_learning_rate(optimizer, self.optimization, epoch)
             for step, (positions, batch) in enumerate(zip(sampler.steps(), loader, strict=True)):
                 if num_steps == self.config.max_steps_per_task:
@@ -258,7 +262,7 @@ class Trainer:
                 display.advance()
                 if num_steps % self.config.log_every == 0:
                     display.show(self._where(task, epoch), readings.read())
-            display.epoch_line(self._where(task, epoch), readings.end_epoch())
+            display.end_epoch(self._where(task, epoch), readings.end_epoch())
         self.accelerator.free_memory()
         return visits, num_steps, num_images, num_views
 
