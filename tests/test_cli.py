@@ -541,3 +541,17 @@ def test_main__says_what_to_do_where_memory_is_short(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message.splitlines()[0]} ")
     assert advice in line
+
+
+def test_check__finds_a_learner_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "own_methods"
+    package.mkdir()
+    (package / "mine.py").write_text(
+        "from vbm_ptm.learners.finetune import Finetune\n\n\nclass Mine(Finetune):\n    pass\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "--dataset", "digits", "--learner", "own_methods.mine:Mine"]) == 0
+    assert "own_methods.mine:Mine, preset none" in capsys.readouterr().out

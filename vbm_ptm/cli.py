@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -291,6 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done, 2 wrong use or input, 1 failure, 130 or 143 interrupted and saved.
     """
     _configure_logging()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where package.module:Class of an own learner is looked for last
     try:
         app(arguments)
     except SystemExit as leaving:

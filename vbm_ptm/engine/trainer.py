@@ -350,10 +350,13 @@ class Trainer:
     def _task_line(self, task: Task, record: TaskRecord, accuracy: float | None) -> str:
         shown = "n/a" if accuracy is None else f"{accuracy:.2f} %"
         seconds = record.training_seconds + record.end_task_seconds + record.evaluation_seconds
+        visits = f"{record.min_visits}"
+        if record.max_visits > record.min_visits:
+            visits += f" to {record.max_visits}"
+        trained = f"{record.num_steps} steps, {record.num_images} images, {visits} visits of {record.num_views} views"
         return (
             f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} done: {len(task.classes)} classes, "
-            f"{record.num_samples} samples, {record.num_steps} steps, {record.num_images} images, "
-            f"each sample visited {record.min_visits} to {record.max_visits} times with {record.num_views} views; "
+            f"{record.num_samples} samples, {trained if record.num_steps else 'nothing to train'}; "
             f"accuracy over all seen classes {shown}; {seconds:.1f} s"
         )
 

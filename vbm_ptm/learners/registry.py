@@ -38,7 +38,7 @@ def learner_class(name: str) -> type[Learner]:
         except (ImportError, AttributeError) as error:
             raise UsageError(
                 f"learner '{name}' cannot be imported ({error}); "
-                "a dotted name is 'package.module:Class' on the Python path."
+                "a dotted name is 'package.module:Class', looked for on the Python path and in the current directory."
             ) from error
         if not (inspect.isclass(found) and issubclass(found, Learner)):
             raise UsageError(f"learner '{name}' is not a subclass of vbm_ptm.learners.base.Learner.")

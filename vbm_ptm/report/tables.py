@@ -74,4 +74,5 @@ def spread(values: Mapping[str, float | None], *, digits: int = 2, sign: str = "
     mean, std = values["mean"], values["std"]
     if mean is None:
         return NOT_AVAILABLE
+    mean = round(mean, digits) + 0.0  # no -0.00
     return f"{mean:{sign}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
