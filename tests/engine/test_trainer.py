@@ -306,10 +306,10 @@ class TestReproducibility:
         trainer.load_state(trainer.state())
         assert not caplog.messages
         trainer.load_state(trainer.state() | {"num_ranks": 8, "num_threads": 99})
-        assert [message.split(":")[0] for message in caplog.messages] == [
+        assert {message.split(":")[0] for message in caplog.messages} == {
             "num_ranks was 8 and is 1 now",
             "num_threads was 99 and is 1 now",
-        ]
+        }
 
 
 class TestStopping:
