@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vbm_ptm.config import compose
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.preflight import explain_setting, survey
@@ -31,7 +32,7 @@ def mebibytes(text: str) -> float:
 def test_survey__foretells_what_a_run_takes(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     tree = toy_tree()
     tree["checkpoint"] = {"keep": "all"}
-    facts = survey(config_file=as_file(tree, tmp_path))
+    facts = survey(compose(config_file=as_file(tree, tmp_path)))
     result = run(tree, output=tmp_path / "run")
     assert (facts["training images"], facts["test images"], facts["classes"]) == (72, 48, 12)
     assert facts["tasks"] == "4, 4, 4 classes"
@@ -57,7 +58,7 @@ def test_survey__foretells_what_a_run_takes(toy_tree: Callable[..., Tree], tmp_p
 def test_survey__counts_the_steps_of_a_smoke_run(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     tree = toy_tree("finetune")
     tree["trainer"] = {"max_steps_per_task": 2}
-    facts = survey(config_file=as_file(tree, tmp_path))
+    facts = survey(compose(config_file=as_file(tree, tmp_path)))
     result = run(tree, output=tmp_path / "run")
     assert (facts["steps"], facts["images to train on"]) == (6, 48)
     assert (result["num_steps"], result["num_images"]) == (6, 48)
@@ -66,16 +67,16 @@ def test_survey__counts_the_steps_of_a_smoke_run(toy_tree: Callable[..., Tree], 
 def test_survey__adam_needs_two_averages_and_the_last_two_checkpoints_stay(
     toy_tree: Callable[..., Tree], tmp_path: Path
 ) -> None:
-    one = survey(config_file=as_file(toy_tree(), tmp_path))
+    one = survey(compose(config_file=as_file(toy_tree(), tmp_path)))
     adam = ["optimization.optimizer=adam", "checkpoint.keep=all"]
-    two = survey(config_file=as_file(toy_tree(), tmp_path), overrides=adam)
+    two = survey(compose(config_file=as_file(toy_tree(), tmp_path), overrides=adam))
     memory, disk = "memory for weights, gradients and optimizer", "disk for checkpoints"
     assert mebibytes(two[memory]) == pytest.approx(mebibytes(one[memory]) * 4 / 3, abs=0.11)
     assert mebibytes(two[disk]) == pytest.approx(mebibytes(one[disk]) * 3 / 2, rel=0.1)
 
 
 def test_survey__knows_a_learner_that_is_not_trained(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
-    facts = survey(config_file=as_file(toy_tree("nearest_mean"), tmp_path))
+    facts = survey(compose(config_file=as_file(toy_tree("nearest_mean"), tmp_path)))
     assert (facts["steps"], facts["images to train on"]) == (0, 0)
     assert mebibytes(facts["disk for checkpoints"]) < 0.1
 
@@ -85,7 +86,7 @@ def test_survey__counts_the_statistics_of_classes(toy_tree: Callable[..., Tree],
     tree = toy_tree()
     tree["dataset"] = {"name": "digits"}
     tree["scenario"] = {"num_tasks": 1}
-    facts = survey(config_file=as_file(tree, tmp_path))
+    facts = survey(compose(config_file=as_file(tree, tmp_path)))
     stored = 300_096 + 10 * 64 + 10  # backbone, one head
     expected = 4 * (stored + 10 * (1 + 64) * 64) / 2**20
     assert mebibytes(facts["disk for checkpoints"]) == pytest.approx(expected, abs=0.051)
@@ -95,10 +96,10 @@ def test_survey__finds_what_a_run_would_stumble_over(toy_tree: Callable[..., Tre
     tree = toy_tree()
     tree["scenario"]["num_tasks"] = 13
     with pytest.raises(UsageError, match=r"scenario\.num_tasks is 13"):
-        survey(config_file=as_file(tree, tmp_path))
+        survey(compose(config_file=as_file(tree, tmp_path)))
     tree["dataset"]["path"] = "/nowhere"
     with pytest.raises(UsageError, match="there is nothing at '/nowhere'"):
-        survey(config_file=as_file(tree, tmp_path))
+        survey(compose(config_file=as_file(tree, tmp_path)))
 
 
 def test_explain_setting__names_value_and_source() -> None:
@@ -110,7 +111,7 @@ def test_explain_setting__names_value_and_source() -> None:
     }
 
     def source(key: str) -> str:
-        (line,) = explain_setting(key, **sources).values()
+        (line,) = explain_setting(key, compose(**sources)).values()
         return line
 
     assert source("seed") == "5  (from --set seed=5)"
@@ -122,9 +123,9 @@ def test_explain_setting__names_value_and_source() -> None:
     assert source("dataset.transforms.normalization").endswith(
         "learners/slca.yaml, preset paper for cifar100)"
     )
-    assert set(explain_setting("view_batch", **sources)) == {
+    assert set(explain_setting("view_batch", compose(**sources))) == {
         "view_batch.num_views",
         "view_batch.allow_partial_cycle",
     }
     with pytest.raises(UsageError, match=r"Did you mean 'view_batch\.num_views'\?"):
-        explain_setting("view_batch.num_view", **sources)
+        explain_setting("view_batch.num_view", compose(**sources))

@@ -268,13 +268,14 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that can be wrong before training, and say what a run will cost."""
+    from vbm_ptm.config import compose
     from vbm_ptm.preflight import explain_setting, survey
 
-    sources = _sources(dataset, learner, preset, config)
+    composed = compose(overrides=overrides or (), **_sources(dataset, learner, preset, config))
     if explain is not None:
-        lines: dict[str, Any] = explain_setting(explain, overrides=overrides or (), **sources)
+        lines: dict[str, Any] = explain_setting(explain, composed)
     else:
-        lines = survey(overrides=overrides or (), **sources)
+        lines = survey(composed)
     if as_json:
         _print_json(lines)
     else:

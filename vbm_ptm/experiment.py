@@ -115,7 +115,9 @@ def run(
         directory=directory.path,
     )
     setup = build(config)
-    # Bad data or weights have been reported by now, before the directory is made.
+    # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
+    # whether it may be made when rank 0 makes it.
+    accelerator.wait_for_everyone()
     with directory.claimed(config, resume=resume) if accelerator.is_main_process else nullcontext():
         accelerator.wait_for_everyone()
         return _train(setup, directory, accelerator, StopRequest(stop_after_task))

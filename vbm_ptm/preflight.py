@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vbm_ptm.config import compose
+from vbm_ptm.config import ComposedConfig
 from vbm_ptm.config_tree import leaves
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.errors import UsageError, unknown_name
 from vbm_ptm.experiment import Setup, build
 
 
-def survey(
-    *,
-    dataset: str | None = None,
-    learner: str | None = None,
-    preset: str | None = None,
-    config_file: Path | None = None,
-    overrides: Sequence[str] = (),
-) -> dict[str, Any]:
+def survey(composed: ComposedConfig) -> dict[str, Any]:
     """Build everything that a run needs, without training; return facts and costs by name.
 
     Args:
-        dataset: As for ``vbm_ptm.config.compose``.
-        learner: Likewise.
-        preset: Likewise.
-        config_file: Likewise.
-        overrides: Likewise.
+        composed: What ``vbm_ptm.config.compose`` returned.
 
     Raises:
         UsageError: What a run would stumble over.
     """
-    config = compose(
-        dataset=dataset, learner=learner, preset=preset, config_file=config_file, overrides=overrides
-    ).validate()
+    config = composed.validate()
     setup = build(config)
     scenario, train = setup.benchmark.scenario, setup.benchmark.datasets.train
     samples = [len(setup.benchmark.training_rows(task)) for task in scenario.tasks]
@@ -72,31 +57,16 @@ def survey(
     }
 
 
-def explain_setting(
-    key: str,
-    *,
-    dataset: str | None = None,
-    learner: str | None = None,
-    preset: str | None = None,
-    config_file: Path | None = None,
-    overrides: Sequence[str] = (),
-) -> dict[str, str]:
+def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
     """Return value and source of a setting, or of every setting below it.
 
     Args:
         key: Dotted path such as ``optimization.learning_rate`` or ``optimization``.
-        dataset: As for ``vbm_ptm.config.compose``.
-        learner: Likewise.
-        preset: Likewise.
-        config_file: Likewise.
-        overrides: Likewise.
+        composed: What ``vbm_ptm.config.compose`` returned.
 
     Raises:
         UsageError: There is no such setting, or the configuration is wrong.
     """
-    composed = compose(
-        dataset=dataset, learner=learner, preset=preset, config_file=config_file, overrides=overrides
-    )
     known = dict(leaves(composed.validate().model_dump(mode="json")))
     chosen = {path: value for path, value in known.items() if path == key or path.startswith(f"{key}.")}
     if not chosen:
