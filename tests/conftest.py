@@ -1,4 +1,4 @@
-"""What tests of several areas share: a tiny real ViT in a local file, and a folder of coloured images."""
+"""What tests of several areas share: a tiny real ViT in a local file, coloured images, benchmarks in small."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import miniatures
 import numpy as np
 import pytest
 import safetensors.torch
@@ -52,6 +53,24 @@ def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_te
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 classes "class_00".. with 6 training and 4 test images each."""
     return write_toy_folder(tmp_path_factory.mktemp("toy"), [f"class_{index:02d}" for index in range(12)])
+
+
+@pytest.fixture(scope="session")
+def cifar100_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """``--dataset cifar100 --set dataset.path=...`` of a miniature that no test may change."""
+    return miniatures.cifar100_miniature(tmp_path_factory.mktemp("miniature"))
+
+
+@pytest.fixture(scope="session")
+def imagenet_r_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """``--dataset imagenet_r --set dataset.path=...`` of a miniature that no test may change."""
+    return miniatures.imagenet_r_miniature(tmp_path_factory.mktemp("miniature"))
+
+
+@pytest.fixture(scope="session")
+def domainnet_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """``--dataset domainnet --set dataset.path=...`` of a miniature that no test may change."""
+    return miniatures.domainnet_miniature(tmp_path_factory.mktemp("miniature"))
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""The miniatures open by the shipped files of the benchmarks and hold what those promise."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vbm_ptm.config import compose
+from vbm_ptm.data.datasets import DatasetSpec, ImageDatasets, load_image_dataset
+
+
+def load(arguments: list[str]) -> ImageDatasets:
+    overrides = [
+        value for option, value in zip(arguments[::2], arguments[1::2], strict=True) if option == "--set"
+    ]
+    section: dict[str, Any] = compose(dataset=arguments[1], overrides=overrides).tree["dataset"]
+    return load_image_dataset(DatasetSpec.model_validate(section))
+
+
+def modes(found: ImageDatasets) -> set[str]:
+    rows = (found.train.rows[index]["image"] for index in range(len(found.train)))
+    contents = (row["bytes"] or Path(row["path"]).read_bytes() for row in rows)
+    return {Image.open(io.BytesIO(content)).mode for content in contents}
+
+
+def test_cifar100_miniature__has_all_fine_classes(cifar100_arguments: list[str]) -> None:
+    found = load(cifar100_arguments)
+    assert (len(found.train), len(found.test), len(found.class_names)) == (300, 100, 100)
+    assert "train" in found.class_names
+    assert modes(found) == {"RGB", "L"}
+
+
+def test_imagenet_r_miniature__has_all_classes_of_uneven_size(imagenet_r_arguments: list[str]) -> None:
+    found = load(imagenet_r_arguments)
+    assert len(found.class_names) == 200
+    assert found.record["train"]["min_images_per_class"] == 1
+    assert found.record["train"]["max_images_per_class"] > 3
+    assert modes(found) == {"RGB", "L", "CMYK"}
