@@ -536,7 +536,7 @@ def test_main__says_what_to_do_where_memory_is_short(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr("vbm_ptm.experiment.predict", fail)
+    monkeypatch.setattr("vbm_ptm.stored_learner.predict", fail)
     assert main(["predict", "run", __file__]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message.splitlines()[0]} ")

@@ -6,15 +6,13 @@ import importlib.metadata
 import logging
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL.Image import Image
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
@@ -22,18 +20,15 @@ from vbm_ptm.config import RunConfig, compose
 from vbm_ptm.config_tree import leaves
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.datasets import load_image_dataset
-from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.scenario import build_scenario
 from vbm_ptm.data.transforms import build_transforms
 from vbm_ptm.engine.acceleration import (
     Accelerator,
-    Device,
     build_accelerator,
     finish_trackers,
     start_trackers,
 )
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
-from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.tracking import RunLog
@@ -41,7 +36,6 @@ from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
-from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.run_directory import RunDirectory
 
@@ -183,97 +177,6 @@ def _train(
         if is_main:
             write_json(directory.path / "result.json", result)
     return result
-
-
-def evaluate(
-    run_directory: Path | str, *, task: int | None = None, device: Device | None = None
-) -> AccuracyMatrix:
-    """Measure a stored learner again on the test images of all tasks that it had seen.
-
-    Args:
-        run_directory: What ``run`` wrote.
-        task: Index of the task after which the learner is taken; None for the last finished one.
-        device: Where to compute; None for the device of the run.
-
-    Returns:
-        A matrix whose only row is the new measurement.
-    """
-    directory = RunDirectory(Path(run_directory))
-    config = directory.config()
-    checkpoint = directory.checkpoint(task)
-    accelerator = build_accelerator(
-        device=device or config.device, mixed_precision=config.trainer.mixed_precision
-    )
-    setup = build(config)
-    restore_checked(setup, checkpoint)
-    setup.learner.to(accelerator.device)
-    evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
-    tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
-    return AccuracyMatrix([evaluator.evaluate(setup.learner, tasks)])
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The best classes of one image, best first."""
-
-    path: Path
-    class_names: tuple[str, ...]
-    scores: tuple[float, ...]
-
-
-def predict(
-    run_directory: Path | str,
-    images: Iterable[Path | str],
-    *,
-    top_k: int = 5,
-    task: int | None = None,
-    device: Device | None = None,
-) -> Iterator[Prediction]:
-    """Classify image files with a stored learner; needs neither the training nor the test data.
-
-    Args:
-        run_directory: What ``run`` wrote.
-        images: Image files.
-        top_k: Classes to name for each image; classes that the learner rules out are never named.
-        task: Index of the task after which the learner is taken; None for the last finished one.
-        device: Where to compute; None for the device of the run.
-
-    Raises:
-        UsageError: No learner is stored there; or, after all other images, some cannot be read.
-    """
-    directory = RunDirectory(Path(run_directory))
-    config = directory.config()
-    checkpoint = directory.checkpoint(task)
-    accelerator = build_accelerator(
-        device=device or config.device, mixed_precision=config.trainer.mixed_precision
-    )
-    learner = build_learner(config, num_tasks=len(checkpoint.state["tasks"]))
-    restore(learner, checkpoint)
-    learner.to(accelerator.device).eval()
-    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
-    names = checkpoint.state["class_names"]
-    problems: list[str] = []
-    readable = _decoded(map(Path, images), problems)
-    while batch := list(islice(readable, config.data.evaluation_batch_size)):
-        pixels = torch.stack([transforms.evaluate(image) for _, image in batch])
-        with torch.no_grad(), accelerator.autocast():
-            scores = learner.predict(pixels.to(accelerator.device)).float().cpu()
-        best = scores.topk(min(top_k, scores.shape[1]), dim=1)
-        for (path, _), values, indices in zip(batch, best.values, best.indices, strict=True):
-            finite = values.isfinite()
-            chosen = tuple(names[index] for index in indices[finite].tolist())
-            yield Prediction(path, chosen, tuple(values[finite].tolist()))
-    if problems:
-        raise UsageError(*problems)
-
-
-def _decoded(paths: Iterable[Path], problems: list[str]) -> Iterator[tuple[Path, Image]]:
-    """Yield the images that can be read; say of the others why not."""
-    for path in paths:
-        try:
-            yield path, decode_image(path)
-        except UsageError as error:
-            problems += error.problems
 
 
 def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = False) -> None:

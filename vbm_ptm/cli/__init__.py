@@ -1,0 +1,13 @@
+"""The command line: thin, and without heavy imports until a command needs them.
+
+application   all commands by name, and what a failure looks like
+options       options that several commands share
+training      train, study
+finished      evaluate, predict: what is done with a run
+inspection    list, check: what is looked up before one
+printing      tables and JSON on standard output
+"""
+
+from vbm_ptm.cli.application import main
+
+__all__ = ["main"]

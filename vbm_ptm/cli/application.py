@@ -1,0 +1,106 @@
+"""All commands by name, and what the user is told where one fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from vbm_ptm.cli import finished, inspection, training
+from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.launch import is_main_process
+
+# What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
+_ADVICE = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "Free some space or give another --output; --resume goes on."
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
+    ),
+    errno.ENAMETOOLONG: "Give a shorter name.",
+}
+
+# What the user can do about a computation that failed, by a part of torch's message.
+_SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch_size)."
+_FAILURES = {
+    "out of memory": _SMALLER,
+    "can't allocate memory": _SMALLER,
+    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
+}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Class- and domain-incremental learning on pre-trained vision transformers, with the view-batch model.",
+)
+
+app.command()(training.train)
+app.command()(training.study)
+app.command()(finished.evaluate)
+app.command()(finished.predict)
+app.command("list")(inspection.list_names)
+app.command()(inspection.check)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code.
+
+    0 done, 2 wrong use or input, 1 failure, 130 or 143 interrupted and saved.
+    """
+    _configure_logging()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where package.module:Class of an own learner is looked for last
+    try:
+        app(arguments)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 1
+    except UsageError as error:
+        return _fail(2, *error.problems)
+    except TrainingInterrupted as interruption:
+        sys.stderr.write(f"{interruption}\n")
+        return interruption.exit_code
+    except FloatingPointError as error:
+        return _fail(1, str(error))
+    except RuntimeError as error:
+        known = [advice for part, advice in _FAILURES.items() if part in str(error)]
+        if not known:
+            raise
+        return _fail(1, f"{str(error).splitlines()[0]} {known[0]}")
+    except KeyboardInterrupt:
+        return _fail(130, "interrupted")
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0)
+        if advice is None:
+            raise
+        return _fail(2, f"{error.filename or 'while writing'}: {error.strerror}. {advice}")
+    return 0
+
+
+def _fail(code: int, *messages: str) -> int:
+    for message in messages:
+        sys.stderr.write(f"error: {message}\n")
+    return code
+
+
+def _configure_logging() -> None:
+    import logging
+
+    class Console(logging.Handler):
+        """Writes through the console of the progress bar, which otherwise would be torn; loaded when needed."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            from vbm_ptm.engine.tracking import console
+
+            prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+            console.print(prefix + record.getMessage(), markup=False, soft_wrap=True)
+
+    logger = logging.getLogger("vbm_ptm")
+    logger.handlers = [Console()]
+    logger.setLevel(logging.INFO if is_main_process() else logging.ERROR)
+    logger.propagate = False

@@ -1,0 +1,85 @@
+"""The commands for what is done with a finished run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vbm_ptm.cli.options import AsJson, DeviceName, Run, TaskNumber
+from vbm_ptm.cli.printing import print_json, stdout
+from vbm_ptm.errors import UsageError
+
+
+def evaluate(run: Run, task: TaskNumber = None, device: DeviceName = None, as_json: AsJson = False) -> None:
+    """Measure a stored learner again on the test images of all tasks it had seen."""
+    from vbm_ptm.metrics import AccuracyMatrix
+    from vbm_ptm.report.tables import task_table
+    from vbm_ptm.run_directory import RunDirectory
+    from vbm_ptm.stored_learner import evaluate as measure
+
+    index = None if task is None else task - 1
+    state = RunDirectory(run).checkpoint(index).state
+    measured, trained = measure(run, task=index, device=device), AccuracyMatrix.from_dict(state["matrix"])
+    is_equal = measured.rows[0] == trained.rows[state["task_index"]]
+    if as_json:
+        print_json({"metrics": measured.summary(), "equals_training": is_equal})
+        return
+    names = [
+        values["domain"] or ", ".join(state["class_names"][index] for index in values["classes"])
+        for values in state["evaluation_tasks"]
+    ]
+    stdout().print(task_table(measured, names[: len(measured.rows[0])], after=0))
+    verdict = "the same counts as" if is_equal else "OTHER counts than"
+    stdout().print(f"after task {state['task_index'] + 1}: {verdict} training measured")
+
+
+def predict(
+    run: Run,
+    paths: Annotated[list[Path], typer.Argument(help="Image files or folders with images.")],
+    top_k: Annotated[int, typer.Option(min=1, help="Classes to name per image.")] = 5,
+    task: TaskNumber = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+) -> None:
+    """Name the classes of your own images, best first."""
+    from vbm_ptm.data.folders import find_images
+    from vbm_ptm.stored_learner import predict as classify
+
+    if as_json and csv:
+        raise UsageError("give --json or --csv, not both.")
+    images = find_images(paths)
+    predictions = classify(run, images, top_k=top_k, task=None if task is None else task - 1, device=device)
+    rows: list[tuple[str, list[tuple[str, float]]]] = []
+    broken: UsageError | None = None
+    try:
+        for item in predictions:
+            rows.append((str(item.path), list(zip(item.class_names, item.scores, strict=True))))
+    except UsageError as error:
+        if not rows:
+            raise
+        broken = error  # what could be classified is shown first
+    if as_json:
+        print_json(
+            [{"path": path, "classes": [{"name": n, "score": s} for n, s in best]} for path, best in rows]
+        )
+    elif csv:
+        import csv as writer
+
+        lines = writer.writer(sys.stdout)
+        lines.writerow(["path", "rank", "class", "score"])
+        lines.writerows(
+            (path, rank, *best) for path, ranked in rows for rank, best in enumerate(ranked, start=1)
+        )
+    else:
+        from rich.table import Column, Table
+
+        table = Table(Column("image", overflow="fold"), "class", "score", "then")
+        for path, ((name, score), *others) in rows:
+            table.add_row(path, name, f"{score:.3f}", ", ".join(f"{n} {s:.3f}" for n, s in others))
+        stdout().print(table)
+    if broken:
+        raise broken

@@ -1,0 +1,55 @@
+"""Options that several commands share, and what they mean to a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+Dataset = Annotated[
+    str | None,
+    typer.Option(help="Name ('vbm-ptm list datasets'), a YAML file, a folder of images, or a parquet file."),
+]
+LearnerName = Annotated[
+    str | None, typer.Option(help="Name ('vbm-ptm list learners') or package.module:Class of your own.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Preset of the learner's file: official, paper, embedded; none for plain defaults."),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file that wins over data set and learner files.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="path.to.setting=value; repeat it for more. Wins over all files."),
+]
+DeviceName = Annotated[
+    Literal["cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute; the best device without it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Run = Annotated[Path, typer.Argument(help="A run directory.")]
+TaskNumber = Annotated[
+    int | None,
+    typer.Option("--task", min=1, help="Number of the task after which the learner is taken; the last one."),
+]
+
+
+def sources_of(
+    dataset: str | None, learner: str | None, preset: str | None, config: Path | None
+) -> dict[str, Any]:
+    """Return the sources of a configuration as ``compose`` and ``plan_runs`` take them."""
+    return {"dataset": dataset, "learner": learner, "preset": preset, "config_file": config}
+
+
+def all_overrides(
+    given: list[str] | None,
+    *,
+    seed: int | None = None,
+    class_order_seed: int | None = None,
+    device: str | None = None,
+) -> list[str]:
+    """Return what --set gave, and after it what stands for a setting as an option of its own."""
+    named = {"seed": seed, "scenario.class_order_seed": class_order_seed, "device": device}
+    return [*(given or ()), *(f"{key}={value}" for key, value in named.items() if value is not None)]

@@ -1,0 +1,26 @@
+"""What goes to standard output."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def stdout() -> Console:
+    """Return a console that shows names as they are and does not cut tables where there is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 160
+    return console
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON that people can read."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

@@ -1,0 +1,143 @@
+"""The commands that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vbm_ptm.cli.options import (
+    ConfigFile,
+    Dataset,
+    DeviceName,
+    LearnerName,
+    Overrides,
+    Preset,
+    all_overrides,
+    sources_of,
+)
+from vbm_ptm.cli.printing import stdout
+from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.launch import is_main_process
+
+
+def train(
+    dataset: Dataset = None,
+    learner: LearnerName = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Training seed.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Training seeds of several runs: 1,2,3.")] = None,
+    class_order_seed: Annotated[int | None, typer.Option(help="Seed of the class order alone.")] = None,
+    class_order_seeds: Annotated[str | None, typer.Option(help="Class-order seeds of several runs.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run directory; runs/DATASET-LEARNER-vVIEWS without it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last finished task.")] = False,
+    stop_after_task: Annotated[
+        int | None, typer.Option(min=1, help="Stop, saved, after so many tasks.")
+    ] = None,
+    device: DeviceName = None,
+) -> None:
+    """Train a learner task by task and evaluate it after each."""
+    from vbm_ptm.study import execute, plan_runs
+
+    sources = sources_of(dataset, learner, preset, config)
+    chosen = all_overrides(overrides, seed=seed, class_order_seed=class_order_seed, device=device)
+    several = {
+        "seeds": _integers("--seeds", seeds),
+        "class_order_seeds": _integers("--class-order-seeds", class_order_seeds),
+    }
+    if any(several.values()):
+        if (seed is not None and seeds) or (class_order_seed is not None and class_order_seeds):
+            raise UsageError("give one seed or a list of seeds, not both.")
+        if stop_after_task:
+            raise UsageError("--stop-after-task is for a single run.")
+        first = plan_runs("", output=Path(), overrides=chosen, **sources)[0].config
+        folder = output or _default_output(first)
+        if folder.exists() and not resume:
+            raise UsageError(
+                f"--output {folder} exists already. Go on with it by --resume, or give another folder."
+            )
+        label = f"{first.learner.name}-v{first.view_batch.num_views}"
+        planned_runs = plan_runs(label, output=folder, overrides=chosen, **several, **sources)
+        with _advice("Go on with the same command and --resume."):
+            collected = execute(planned_runs, output=folder)
+        _show_study(collected, folder)
+        return
+
+    from vbm_ptm.experiment import run
+    from vbm_ptm.study import collect
+
+    (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
+    folder = output or _default_output(planned.config)
+    with _advice("Go on with the same command and --resume."):
+        result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
+    label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
+    _show_study(collect([replace(planned, label=label, output=folder)], [result]), folder)
+
+
+def study(
+    file: Annotated[Path, typer.Argument(help="A study file, looked for as given and in configs/.")],
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of all run directories; runs/NAME without it.")
+    ] = None,
+    device: DeviceName = None,
+) -> None:
+    """Run what is not finished of a study and collect it; repeat the command to go on."""
+    from vbm_ptm.config_tree import find_config
+    from vbm_ptm.study import execute, plan_study, read_study
+
+    folder = output or Path("runs") / file.stem
+    planned = plan_study(
+        read_study(find_config(str(file))), output=folder, overrides=all_overrides(overrides, device=device)
+    )
+    with _advice("Repeat the command to go on."):
+        collected = execute(planned, output=folder)
+    _show_study(collected, folder)
+
+
+@contextmanager
+def _advice(text: str) -> Iterator[None]:
+    """Say how to go on after an interruption."""
+    try:
+        yield
+    except TrainingInterrupted as interruption:
+        raise TrainingInterrupted(interruption.exit_code, f"{interruption}. {text}") from None
+
+
+def _integers(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"{option} '{text}' is not a list of whole numbers such as 1993,1996,1997."
+        ) from None
+
+
+def _default_output(config: Any) -> Path:
+    name = f"{config.dataset.name}-{config.learner.name}-v{config.view_batch.num_views}"
+    return Path("runs") / name.replace("/", "_")
+
+
+def _show_study(collected: dict[str, Any], folder: Path) -> None:
+    if not is_main_process():
+        return
+    from vbm_ptm.report.tables import effect_lines, study_table
+
+    console = stdout()
+    console.print(study_table(collected))
+    for line in effect_lines(collected):
+        console.print(line, soft_wrap=True)
+    console.print("run directories:")
+    for row in collected["rows"]:
+        for directory in row["directories"]:
+            console.print(f"  {directory}", soft_wrap=True)
