@@ -1,0 +1,65 @@
+"""What the README shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from vbm_ptm.cli import main
+from vbm_ptm.run_directory import RunDirectory
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def section(title: str) -> str:
+    """Return a section of the README, without its title."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert found, title
+    return found[1]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the code blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the example's two files and go there."""
+    text = section("Own learners")
+    (tmp_path / "cosine_probe.py").write_text(blocks(text, "python")[0])
+    (tmp_path / "cosine_probe.yaml").write_text(blocks(text, "yaml")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "cosine_probe", raising=False)
+    return tmp_path
+
+
+def test_own_learner__trains_goes_on_and_evaluates(
+    own_learner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, evaluate = (line.split()[1:] for line in blocks(section("Own learners"), "bash")[0].splitlines())
+    assert main([*train, "--stop-after-task", "1"]) == 0
+    assert main([*train, "--resume", "--stop-after-task", "2"]) == 0
+    assert main(evaluate) == 0
+    assert "the same counts as training measured" in capsys.readouterr().out
+
+    directory = RunDirectory(own_learner / "runs" / "cosine_probe")
+    result = directory.result()
+    assert result is not None
+    assert result["config"]["learner"] == {"name": "cosine_probe:CosineProbe", "scale": 16.0}
+    assert result["num_views"] == 4
+    first, second = result["metrics"]["class_incremental"]["top1"]["curve"]
+    assert first > 80  # chance is 50
+    assert second > 30  # chance is 25
+
+
+def test_own_learner__a_setting_it_does_not_have_is_named(
+    own_learner: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train = blocks(section("Own learners"), "bash")[0].splitlines()[0].split()[1:]
+    assert main([*train, "--set", "learner.scael=3"]) == 2
+    assert "scael" in capfd.readouterr().err
