@@ -58,10 +58,11 @@ def test_survey__foretells_what_a_run_takes(toy_tree: Callable[..., Tree], tmp_p
 def test_survey__counts_the_steps_of_a_smoke_run(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     tree = toy_tree("finetune")
     tree["trainer"] = {"max_steps_per_task": 2}
+    tree["scenario"]["num_tasks"] = 4  # 9 samples of an epoch make steps of 3 groups, not of 4
     facts = survey(compose(config_file=as_file(tree, tmp_path)))
     result = run(tree, output=tmp_path / "run")
-    assert (facts["steps"], facts["images to train on"]) == (6, 48)
-    assert (result["num_steps"], result["num_images"]) == (6, 48)
+    assert (facts["steps"], facts["images to train on"]) == (8, 48)
+    assert (result["num_steps"], result["num_images"]) == (8, 48)
 
 
 def test_survey__adam_needs_two_averages_and_the_last_two_checkpoints_stay(

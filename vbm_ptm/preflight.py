@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from typing import Any
 
 import numpy as np
 
 from vbm_ptm.config import ComposedConfig
 from vbm_ptm.config_tree import leaves
+from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
+from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.errors import UsageError, unknown_name
 from vbm_ptm.experiment import Setup, build
 
@@ -31,13 +31,16 @@ def survey(composed: ComposedConfig) -> dict[str, Any]:
     setup.learner.begin_task(scenario.tasks[0])
     parameters = parameter_counts(setup.learner)
     is_trained = any(count for name, count in parameters.items() if name != "frozen")
-    limit = config.trainer.max_steps_per_task or sys.maxsize
-    batch_size, epochs = config.optimization.batch_size, config.optimization.epochs
-    steps = [min(math.ceil(count / batch_size) * epochs, limit) for count in samples]
-    # An epoch presents as many images as there are samples; a smoke run stops before it has seen them.
-    images = [min(count * epochs, limit * batch_size) for count in samples]
+    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
+    workloads = [
+        training_workload(
+            ViewBatchSampler(count, batch_size, num_views, config.seed, index),
+            epochs=config.optimization.epochs,
+            max_steps=config.trainer.max_steps_per_task,
+        )
+        for index, count in enumerate(samples)
+    ]
     weights = setup.learner.backbone.weights
-    groups = batch_size // config.view_batch.num_views
     return {
         "data set": config.dataset.name,
         "training images": len(train),
@@ -49,9 +52,9 @@ def survey(composed: ComposedConfig) -> dict[str, Any]:
         "learner": f"{config.learner.name}, preset {config.preset}",
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
         "parameters": ", ".join(f"{name} {count:,}" for name, count in parameters.items()),
-        "a step": f"{batch_size} images = {groups} groups x {config.view_batch.num_views} views",
-        "steps": sum(steps) if is_trained else 0,
-        "images to train on": sum(images) if is_trained else 0,
+        "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
+        "steps": sum(workload.num_steps for workload in workloads) if is_trained else 0,
+        "images to train on": sum(workload.num_images for workload in workloads) if is_trained else 0,
         "memory for weights, gradients and optimizer": _size(_training_bytes(setup, parameters)),
         "disk for checkpoints": _size(_checkpoint_bytes(setup)),
     }

@@ -37,6 +37,7 @@ from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer, set_learning_rate
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
+from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.learners.base import Learner, LearnerOutput
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seed_step, seeded
@@ -269,7 +270,7 @@ class Trainer:
     def _steps(self, task: Task, rows: Integers) -> tuple[ViewBatchSampler, TrainLoader]:
         """Return what a step of the task holds, over all ranks and on this one."""
         train, num_views = self.benchmark.datasets.train, self.view_batch.num_views
-        sampler = ViewBatchSampler(len(rows), self.optimization.batch_size, num_views, self.seed, task.index)
+        sampler = self._sampler(task, len(rows))
         dataset = MultiViewDataset(
             train,
             rows=rows,
@@ -298,9 +299,16 @@ class Trainer:
         self.stop.check(number)
 
     def _steps_of(self, task: Task) -> int:
-        num_samples = len(self.benchmark.training_rows(task))
-        steps = math.ceil(num_samples / self.optimization.batch_size) * self.optimization.epochs
-        return min(steps, self.config.max_steps_per_task or steps)
+        workload = training_workload(
+            self._sampler(task, len(self.benchmark.training_rows(task))),
+            epochs=self.optimization.epochs,
+            max_steps=self.config.max_steps_per_task,
+        )
+        return workload.num_steps
+
+    def _sampler(self, task: Task, num_samples: int) -> ViewBatchSampler:
+        batch_size, num_views = self.optimization.batch_size, self.view_batch.num_views
+        return ViewBatchSampler(num_samples, batch_size, num_views, self.seed, task.index)
 
     def _tracker_step(self) -> int:
         """Return the steps of finished tasks, each task counted as one more: trackers drop what does not rise."""
