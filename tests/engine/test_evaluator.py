@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,7 +18,7 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import LoaderConfig
+from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
 from vbm_ptm.engine.acceleration import Precision, build_accelerator
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.learners.base import Learner, LearnerConfig
@@ -136,6 +137,19 @@ def test_evaluator__tasks_without_test_images_have_empty_cells(evaluate: Callabl
     cells, learner = evaluate([0, 0, 1], one_hot([0], 3), after=1, num_tasks=3)
     assert [cell.total for cell in cells] == [0, 0]
     assert learner.asked == []
+
+
+def test_evaluator__refuses_to_report_images_that_were_not_counted_once(
+    evaluate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def padded(split: Any, *, rows: Any, **options: Any) -> Any:
+        return evaluation_loader(split, rows=np.append(rows, rows[:1]), **options)
+
+    monkeypatch.setattr("vbm_ptm.engine.evaluator.evaluation_loader", padded)
+    with pytest.raises(
+        RuntimeError, match=r"\[3, 2\] test images .* over 1 ranks, but the data set holds \[2, 2\]"
+    ):
+        evaluate([1, 1, 1, 1], one_hot([0, 1, 2, 3], 4), after=1, num_tasks=2)
 
 
 def test_evaluator__overwritten_task_numbers_change_nothing(evaluate: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -135,9 +136,9 @@ class ViewBatchSampler:
         order = self._permutation(cycle)
         if self.num_views == 1:
             return [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
-        first, last = _chunk(len(order), phase, self.num_views)
+        first, last = chunk(len(order), phase, self.num_views)
         visited = order[first:last]
-        bounds = (_chunk(len(visited), step, len(self)) for step in range(len(self)))
+        bounds = (chunk(len(visited), step, len(self)) for step in range(len(self)))
         return [visited[start:stop] for start, stop in bounds]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -150,7 +151,7 @@ class ViewBatchSampler:
         return order
 
 
-def _chunk(length: int, index: int, num_chunks: int) -> tuple[int, int]:
+def chunk(length: int, index: int, num_chunks: int) -> tuple[int, int]:
     """Return the bounds of one of the contiguous chunks of 0..length-1, whose sizes differ by at most one."""
     return length * index // num_chunks, length * (index + 1) // num_chunks
 
@@ -184,6 +185,11 @@ class ViewBatch:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ViewBatch:
         """Return the batch on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def cut(self, num_parts: int) -> list[ViewBatch]:
+        """Return micro-batches of whole groups whose sizes differ by at most one; some may be empty."""
+        bounds = (chunk(self.num_groups, part, num_parts) for part in range(num_parts))
+        return [self._map(itemgetter(slice(*part))) for part in bounds]
 
     def pin_memory(self) -> ViewBatch:
         """Return the batch in page-locked memory (a data loader calls this)."""
@@ -334,7 +340,7 @@ class _RankParts:
     def __iter__(self) -> Iterator[StepPart]:
         epoch, steps = self._sampler.epoch, self._sampler.steps()[self._start_step :]
         for positions in steps:
-            first, last = _chunk(len(positions), self._rank, self._num_ranks)
+            first, last = chunk(len(positions), self._rank, self._num_ranks)
             yield StepPart(epoch, positions[first:last], len(positions))
 
 
@@ -441,7 +447,7 @@ def evaluation_loader(
         seed=seed,
         task_index=task_index,
     )
-    first, last = _chunk(len(rows), rank, num_ranks)
+    first, last = chunk(len(rows), rank, num_ranks)
     own = np.asarray(rows)[first:last].tolist()
     size = config.evaluation_batch_size
     parts = [own[start : start + size] for start in range(0, len(own), size)]

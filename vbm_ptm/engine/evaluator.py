@@ -25,7 +25,11 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
-        """Return the counts for each task, in order."""
+        """Return the counts for each task, in order.
+
+        Raises:
+            RuntimeError: Not every test image was counted exactly once.
+        """
         test = self.benchmark.datasets.test
         rows = [self.benchmark.test_rows(task) for task in tasks]
         task_of_row = np.full(len(test), -1)
@@ -59,7 +63,14 @@ class Evaluator:
                 cells[position] += count_correct(
                     scores[mine], labels[mine], task_classes=own_classes[position]
                 )
-        return self._over_ranks(cells)
+        cells = self._over_ranks(cells)
+        counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
+        if counted != expected:
+            raise RuntimeError(
+                f"{counted} test images of the tasks were counted over {self.accelerator.num_processes} ranks, but "
+                f"the data set holds {expected}: these accuracies would be wrong."
+            )
+        return cells
 
     def _over_ranks(self, cells: list[AccuracyCell]) -> list[AccuracyCell]:
         """Add the counts of all ranks."""

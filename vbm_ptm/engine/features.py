@@ -1,4 +1,7 @@
-"""Features of a task's training images for what a learner does at the end of the task."""
+"""Features of a task's training images for what a learner does at the end of the task.
+
+Shapes: n rows that are asked for, D width.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
+from vbm_ptm.data.view_batch import LoaderConfig, chunk, evaluation_loader
 from vbm_ptm.learners.base import Learner
+
+# Bytes that one message between ranks holds; it passes through the device, where a whole table may not fit.
+_MESSAGE_BYTES = 2**26
 
 
 class TaskFeatures:
@@ -51,10 +56,11 @@ class TaskFeatures:
         """
         wanted = self.benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
         train = self.benchmark.datasets.train
+        class_indices = self.benchmark.class_indices(train)
         loader = evaluation_loader(
             train,
             rows=wanted,
-            class_indices=self.benchmark.class_indices(train),
+            class_indices=class_indices,
             transforms=self.benchmark.transforms,
             transform=transform,
             seed=self.seed,
@@ -64,17 +70,20 @@ class TaskFeatures:
             num_ranks=self.accelerator.num_processes,
             pin_memory=self.accelerator.device.type == "cuda",
         )
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for images, labels, sample_ids in loader:
-            features = self.learner.query(images.to(self.accelerator.device, non_blocking=True))
-            precision = torch.promote_types(features.dtype, torch.float32)
-            parts.append((features.to("cpu", precision), labels, sample_ids))
-        if self.accelerator.num_processes > 1:
-            parts = gather_object(parts)  # in rank order, and a rank's rows are a contiguous part of all rows
-        if not parts:
-            empty = torch.empty(0, dtype=torch.long)
-            return torch.empty(0, self.learner.backbone.width), empty, empty
-        features, labels, sample_ids = (torch.cat(column) for column in zip(*parts, strict=True))
+        num_ranks = self.accelerator.num_processes
+        shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
+        table: Tensor | None = None
+        position, _ = shares[self.accelerator.process_index]
+        for images, _, _ in loader:
+            values = self.learner.query(images.to(self.accelerator.device, non_blocking=True))
+            values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
+            if table is None:
+                table = values.new_empty(len(wanted), values.shape[1])
+            table[position : position + len(values)] = values
+            position += len(values)
+        features = self._complete(table, shares)
+        labels = torch.from_numpy(class_indices[wanted])
+        sample_ids = torch.from_numpy(wanted.copy())
         if not bool(features.isfinite().all()):
             broken = sample_ids[~features.isfinite().all(dim=1)].tolist()
             raise FloatingPointError(
@@ -83,3 +92,30 @@ class TaskFeatures:
                 "optimization.learning_rate."
             )
         return features, labels, sample_ids
+
+    def _complete(self, table: Tensor | None, shares: Sequence[tuple[int, int]]) -> Tensor:
+        """Fill in the other ranks' rows of the table (n, D), whose own rows stand in it; nothing is padded.
+
+        Args:
+            table: None on a rank without rows, which has not seen what a feature looks like.
+            shares: First row and the one behind the last of every rank.
+        """
+        num_rows = shares[-1][1]
+        if not num_rows:
+            return torch.empty(0, self.learner.backbone.width)
+        if self.accelerator.num_processes > 1:
+            device = self.accelerator.device
+            is_double = table is not None and table.dtype == torch.float64
+            looks = torch.tensor([0 if table is None else table.shape[1], int(is_double)], device=device)
+            torch.distributed.all_reduce(looks, op=torch.distributed.ReduceOp.MAX)
+            width, is_double = looks.tolist()
+            if table is None:
+                table = torch.empty(num_rows, width, dtype=torch.float64 if is_double else torch.float32)
+            num_rows_each = max(1, _MESSAGE_BYTES // (width * table.element_size()))
+            for rank, (first, last) in enumerate(shares):
+                for part in table[first:last].split(num_rows_each) if last > first else ():
+                    message = part.to(device)
+                    torch.distributed.broadcast(message, src=rank)
+                    part.copy_(message)
+        assert table is not None
+        return table
