@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from vbm_ptm.config import compose
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import build, run
-from vbm_ptm.stored_learner import evaluate, predict
+from vbm_ptm.export import export
+from vbm_ptm.run_directory import RunDirectory
+from vbm_ptm.stored_learner import evaluate, load, predict
 
 Tree = dict[str, Any]
 
@@ -77,3 +80,37 @@ def test_predict__names_broken_images_after_all_others(
         True,
         True,
     ]
+
+
+def test_evaluate__finds_data_and_weights_that_have_moved(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    tree = toy_tree("nearest_mean")
+    images, weights = tmp_path / "images", tmp_path / "weights.safetensors"
+    tree["dataset"]["path"] = str(shutil.copytree(toy_folder, images))
+    tree["backbone"]["checkpoint"] = str(shutil.copy(tiny_weights, weights))
+    result = run(tree, output=tmp_path / "run")
+    stored = (tmp_path / "run/config.yaml").read_bytes()
+    shutil.rmtree(images)
+    weights.unlink()
+    moved = [f"dataset.path={toy_folder}", f"backbone.checkpoint={tiny_weights}"]
+    for missing, message in ((moved[1:], r"images"), (moved[:1], r"weights\.safetensors")):
+        with pytest.raises(UsageError, match=message):
+            evaluate(tmp_path / "run", overrides=missing)
+    again = evaluate(tmp_path / "run", overrides=moved)
+    assert again.to_dict()["rows"][0] == result["accuracy_counts"]["rows"][-1]
+    image = toy_folder / "test/class_03/0.png"
+    assert next(predict(tmp_path / "run", [image], overrides=moved[1:])).path == image
+    assert (tmp_path / "run/config.yaml").read_bytes() == stored
+    for other in ("learner.name=l2p", "dataset.name=x", "dataset.test_fraction=0.5", "nonsense"):
+        with pytest.raises(UsageError, match="the run is finished as it is"):
+            evaluate(tmp_path / "run", overrides=[*moved, other])
+
+
+def test_evaluate__of_a_run_without_a_finished_task(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with directory.claimed(compose(tree=toy_tree()).validate(), resume=False):
+        pass
+    for use in (evaluate, load, export):
+        with pytest.raises(UsageError, match="holds no finished task yet; train at least one"):
+            use(directory.path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from typing import Any
 import yaml
 
 from vbm_ptm.config import ComposedConfig, RunConfig
-from vbm_ptm.config_tree import differences, read_yaml
+from vbm_ptm.config_tree import differences, parse_override, read_yaml
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.errors import UsageError
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "trainer.trackers", "device")
 
-# Settings that say where things lie, of which a result holds the hash.
-PLACES = ("dataset.path", "backbone.checkpoint")
+# Settings of a stored run that may be given anew where it is used: where its files lie now, and how to compute.
+# That the files are the same is made sure by their hashes.
+FREE_IN_USE = ("dataset.path", "dataset.verify", "backbone.checkpoint", "data.", "device")
 
 _PARTIAL = ".config.yaml.partial"
 _NO_RUN_YET = {".lock", _PARTIAL}
@@ -39,15 +40,25 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def config(self) -> RunConfig:
+    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Read the configuration that the run was started with.
 
+        Args:
+            overrides: Items ``path.to.setting=value`` of what has moved or computes in another way.
+
         Raises:
-            UsageError: There is none, or it is not valid.
+            UsageError: There is none, it is not valid, or an item would make it another run.
         """
         file = self._require_config()
         composed = ComposedConfig()
         composed.merge(read_yaml(file), str(file))
+        for item in overrides:
+            if not item.startswith(FREE_IN_USE):
+                raise UsageError(
+                    f"--set {item}: the run is finished as it is. What may change is where its files lie and how it "
+                    f"computes: {', '.join(name + '*' * name.endswith('.') for name in FREE_IN_USE)}."
+                )
+            composed.merge(parse_override(item), f"--set {item}")
         return composed.validate()
 
     def result(self) -> dict[str, Any] | None:
@@ -65,20 +76,6 @@ class RunDirectory:
             raise UsageError(
                 f"{file} is damaged ({error}); remove it, and --resume writes it anew."
             ) from error
-        return result
-
-    def finished_result(self, config: RunConfig) -> dict[str, Any] | None:
-        """Read the result of a run with this configuration if it is there and finished.
-
-        Where images and weights lie may differ: the result holds their hashes.
-
-        Raises:
-            UsageError: The directory belongs to another configuration.
-        """
-        result = self.result()
-        if result is None or result["status"] != "finished":
-            return None
-        self._compare(config, free=(*FREE_ON_RESUME, *PLACES))
         return result
 
     def checkpoint(self, task: int | None = None) -> Checkpoint:
@@ -160,10 +157,12 @@ class RunDirectory:
             raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
         return file
 
-    def _compare(self, config: RunConfig, *, free: tuple[str, ...] = FREE_ON_RESUME) -> None:
+    def _compare(self, config: RunConfig) -> None:
         stored = self.config().model_dump(mode="json")
         lines = [
-            line for line in differences(stored, config.model_dump(mode="json")) if not line.startswith(free)
+            line
+            for line in differences(stored, config.model_dump(mode="json"))
+            if not line.startswith(FREE_ON_RESUME)
         ]
         if lines:
             raise UsageError(

@@ -1,8 +1,11 @@
-"""What a finished task left behind, used again: measured on the test images, or to classify others."""
+"""What a finished task left behind, used again: measured on the test images, or to classify others.
+
+It lies in a run directory, or in a folder that ``vbm_ptm.export`` made of one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,18 +14,24 @@ import torch
 from PIL.Image import Image
 
 from vbm_ptm.data.images import decode_image
-from vbm_ptm.data.transforms import build_transforms
-from vbm_ptm.engine.acceleration import Device, build_accelerator
-from vbm_ptm.engine.checkpoint import restore
+from vbm_ptm.data.transforms import ViewTransforms, build_transforms
+from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator
+from vbm_ptm.engine.checkpoint import Checkpoint, restore
 from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.engine.portable import is_portable, read_portable
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import build, build_learner, restore_checked
+from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.run_directory import RunDirectory
 
 
 def evaluate(
-    run_directory: Path | str, *, task: int | None = None, device: Device | None = None
+    run_directory: Path | str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
 ) -> AccuracyMatrix:
     """Measure a stored learner again on the test images of all tasks that it had seen.
 
@@ -30,12 +39,13 @@ def evaluate(
         run_directory: What ``run`` wrote.
         task: Index of the task after which the learner is taken; None for the last finished one.
         device: Where to compute; None for the device of the run.
+        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
 
     Returns:
         A matrix whose only row is the new measurement.
     """
     directory = RunDirectory(Path(run_directory))
-    config = directory.config()
+    config = directory.config(overrides)
     checkpoint = directory.checkpoint(task)
     accelerator = build_accelerator(
         device=device or config.device, mixed_precision=config.trainer.mixed_precision
@@ -57,48 +67,115 @@ class Prediction:
     scores: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class StoredLearner:
+    """A learner ready for use.
+
+    Attributes:
+        learner: On the accelerator's device.
+        class_names: By class index.
+        transforms: What images go through.
+        accelerator: Device and precision.
+        batch_size: Images to classify at once.
+    """
+
+    learner: Learner
+    class_names: tuple[str, ...]
+    transforms: ViewTransforms
+    accelerator: Accelerator
+    batch_size: int
+
+
+def restore_run(
+    directory: RunDirectory, *, task: int | None = None, overrides: Sequence[str] = ()
+) -> tuple[Learner, Checkpoint]:
+    """Rebuild the learner of a run as it was after a task (None: the last finished one), on the CPU, without data."""
+    checkpoint = directory.checkpoint(task)
+    learner = build_learner(directory.config(overrides), num_tasks=len(checkpoint.state["tasks"]))
+    restore(learner, checkpoint)
+    return learner.eval(), checkpoint
+
+
+def load(
+    path: Path | str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> StoredLearner:
+    """Load a learner from a run directory, or from an exported folder; needs neither training nor test data.
+
+    Args:
+        path: What ``run`` or ``export`` wrote.
+        task: Index of the task after which the learner is taken; None for the last finished one.
+        device: Where to compute; None for the device of the run, and the best one for an exported learner.
+        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``backbone.checkpoint``.
+
+    Raises:
+        UsageError: No learner is stored there, it is damaged, or an exported one is asked for another task.
+    """
+    path = Path(path)
+    if is_portable(path):
+        if task is not None or overrides:
+            raise UsageError(f"{path} is an exported learner: --task and --set are for run directories.")
+        learner, portable = read_portable(path)
+        transforms, preprocessing = portable.transforms, portable.preprocessing
+        names, batch_size = portable.class_names, portable.evaluation_batch_size
+        accelerator = build_accelerator(device=device or "auto", mixed_precision=portable.mixed_precision)
+    elif not (path / "config.yaml").is_file():
+        raise UsageError(
+            f"{path} is neither a run directory (config.yaml) nor an exported learner (config.json)."
+        )
+    else:
+        directory = RunDirectory(path)
+        config = directory.config(overrides)
+        learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
+        transforms, preprocessing = config.dataset.transforms, learner.backbone.preprocessing
+        names, batch_size = tuple(checkpoint.state["class_names"]), config.data.evaluation_batch_size
+        accelerator = build_accelerator(
+            device=device or config.device, mixed_precision=config.trainer.mixed_precision
+        )
+    learner.to(accelerator.device).eval()
+    return StoredLearner(
+        learner, names, build_transforms(transforms, **asdict(preprocessing)), accelerator, batch_size
+    )
+
+
 def predict(
-    run_directory: Path | str,
+    path: Path | str,
     images: Iterable[Path | str],
     *,
     top_k: int = 5,
     task: int | None = None,
     device: Device | None = None,
+    overrides: Sequence[str] = (),
 ) -> Iterator[Prediction]:
     """Classify image files with a stored learner; needs neither the training nor the test data.
 
     Args:
-        run_directory: What ``run`` wrote.
+        path: What ``run`` or ``export`` wrote.
         images: Image files.
         top_k: Classes to name for each image; classes that the learner rules out are never named.
-        task: Index of the task after which the learner is taken; None for the last finished one.
-        device: Where to compute; None for the device of the run.
+        task: As for ``load``.
+        device: As for ``load``.
+        overrides: As for ``load``.
 
     Raises:
         UsageError: No learner is stored there; or, after all other images, some cannot be read.
     """
-    directory = RunDirectory(Path(run_directory))
-    config = directory.config()
-    checkpoint = directory.checkpoint(task)
-    accelerator = build_accelerator(
-        device=device or config.device, mixed_precision=config.trainer.mixed_precision
-    )
-    learner = build_learner(config, num_tasks=len(checkpoint.state["tasks"]))
-    restore(learner, checkpoint)
-    learner.to(accelerator.device).eval()
-    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
-    names = checkpoint.state["class_names"]
+    stored = load(path, task=task, device=device, overrides=overrides)
+    accelerator = stored.accelerator
     problems: list[str] = []
     readable = _decoded(map(Path, images), problems)
-    while batch := list(islice(readable, config.data.evaluation_batch_size)):
-        pixels = torch.stack([transforms.evaluate(image) for _, image in batch])
+    while batch := list(islice(readable, stored.batch_size)):
+        pixels = torch.stack([stored.transforms.evaluate(image) for _, image in batch])
         with torch.no_grad(), accelerator.autocast():
-            scores = learner.predict(pixels.to(accelerator.device)).float().cpu()
+            scores = stored.learner.predict(pixels.to(accelerator.device)).float().cpu()
         best = scores.topk(min(top_k, scores.shape[1]), dim=1)
-        for (path, _), values, indices in zip(batch, best.values, best.indices, strict=True):
+        for (file, _), values, indices in zip(batch, best.values, best.indices, strict=True):
             finite = values.isfinite()
-            chosen = tuple(names[index] for index in indices[finite].tolist())
-            yield Prediction(path, chosen, tuple(values[finite].tolist()))
+            chosen = tuple(stored.class_names[index] for index in indices[finite].tolist())
+            yield Prediction(file, chosen, tuple(values[finite].tolist()))
     if problems:
         raise UsageError(*problems)
 

@@ -6,7 +6,7 @@ Importing this package registers the embedded model with timm.
 from __future__ import annotations
 
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
-from vbm_ptm.backbones.loading import BackboneConfig, list_backbones, load_vit
+from vbm_ptm.backbones.loading import BackboneConfig, build_vit, hub_facts, list_backbones, load_vit
 from vbm_ptm.backbones.vit import Preprocessing, PromptableViT, WeightsRecord
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "Preprocessing",
     "PromptableViT",
     "WeightsRecord",
+    "build_vit",
+    "hub_facts",
     "list_backbones",
     "load_vit",
 ]

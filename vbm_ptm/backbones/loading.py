@@ -24,7 +24,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from vbm_ptm.backbones.embedded import EMBEDDED_FILE, EMBEDDED_NAME
-from vbm_ptm.backbones.vit import PromptableViT, WeightsRecord, unsupported_attributes
+from vbm_ptm.backbones.vit import Preprocessing, PromptableViT, WeightsRecord, unsupported_attributes
 from vbm_ptm.errors import UsageError, nearest_name
 from vbm_ptm.settings import AbsolutePath, Settings
 
@@ -116,6 +116,25 @@ def load_vit(
         notes=(*notes, *facts),
     )
     return PromptableViT(vit, weights=record)
+
+
+def build_vit(weights: WeightsRecord, *, preprocessing: Preprocessing) -> PromptableViT:
+    """Build the model of recorded weights without filling it: a strict load of a whole state dict must follow.
+
+    Args:
+        weights: What ``load_vit`` recorded.
+        preprocessing: How images were prepared for it; its image size is the model's.
+    """
+    name, _ = _resolve_name(weights.name)
+    _probe(weights.requested, name)
+    vit = timm.create_model(name, num_classes=0, img_size=preprocessing.image_size)
+    return PromptableViT(vit, preprocessing=preprocessing, weights=weights)
+
+
+def hub_facts(name: str) -> tuple[str | None, str | None]:
+    """Return where the weights of a tag lie on the hub, and their license, as far as timm knows."""
+    config = timm.models.get_pretrained_cfg(name) or PretrainedCfg()
+    return config.hf_hub_id, config.license
 
 
 def list_backbones() -> list[str]:

@@ -44,6 +44,7 @@ app.command()(training.train)
 app.command()(training.study)
 app.command()(finished.evaluate)
 app.command()(finished.predict)
+app.command()(finished.export)
 app.command("list")(inspection.list_names)
 app.command()(inspection.check)
 

@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
-from vbm_ptm.cli.options import AsJson, DeviceName, Run, TaskNumber
+from vbm_ptm.cli.options import AsJson, Changes, DeviceName, Run, TaskNumber
 from vbm_ptm.cli.printing import print_json, stdout
 from vbm_ptm.errors import UsageError
 
 
-def evaluate(run: Run, task: TaskNumber = None, device: DeviceName = None, as_json: AsJson = False) -> None:
+def evaluate(
+    run: Run,
+    task: TaskNumber = None,
+    changes: Changes = None,
+    device: DeviceName = None,
+    as_json: AsJson = False,
+) -> None:
     """Measure a stored learner again on the test images of all tasks it had seen."""
     from vbm_ptm.metrics import AccuracyMatrix
     from vbm_ptm.report.tables import task_table
@@ -22,7 +28,10 @@ def evaluate(run: Run, task: TaskNumber = None, device: DeviceName = None, as_js
 
     index = None if task is None else task - 1
     state = RunDirectory(run).checkpoint(index).state
-    measured, trained = measure(run, task=index, device=device), AccuracyMatrix.from_dict(state["matrix"])
+    measured, trained = (
+        measure(run, task=index, device=device, overrides=changes or ()),
+        AccuracyMatrix.from_dict(state["matrix"]),
+    )
     is_equal = measured.rows[0] == trained.rows[state["task_index"]]
     if as_json:
         print_json({"metrics": measured.summary(), "equals_training": is_equal})
@@ -37,10 +46,11 @@ def evaluate(run: Run, task: TaskNumber = None, device: DeviceName = None, as_js
 
 
 def predict(
-    run: Run,
+    run: Annotated[Path, typer.Argument(help="A run directory, or what 'vbm-ptm export' made of one.")],
     paths: Annotated[list[Path], typer.Argument(help="Image files or folders with images.")],
     top_k: Annotated[int, typer.Option(min=1, help="Classes to name per image.")] = 5,
     task: TaskNumber = None,
+    changes: Changes = None,
     device: DeviceName = None,
     as_json: AsJson = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
@@ -52,7 +62,8 @@ def predict(
     if as_json and csv:
         raise UsageError("give --json or --csv, not both.")
     images = find_images(paths)
-    predictions = classify(run, images, top_k=top_k, task=None if task is None else task - 1, device=device)
+    index = None if task is None else task - 1
+    predictions = classify(run, images, top_k=top_k, task=index, device=device, overrides=changes or ())
     rows: list[tuple[str, list[tuple[str, float]]]] = []
     broken: UsageError | None = None
     try:
@@ -83,3 +94,37 @@ def predict(
         stdout().print(table)
     if broken:
         raise broken
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory; with --push also what export made of one.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder that does not exist yet; 'exported' in the run without it.")
+    ] = None,
+    task: TaskNumber = None,
+    half: Annotated[
+        bool, typer.Option("--half", help="Weights of half the size; scores differ in their last digits.")
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(help="Upload it to this repository of the Hugging Face Hub; a new one is private."),
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Make a folder that holds all that 'predict' needs, and a model card."""
+    from vbm_ptm.engine.portable import is_portable
+    from vbm_ptm.export import export as write
+    from vbm_ptm.export import push as upload
+
+    folder = run
+    if not (push and is_portable(run)):
+        folder = write(
+            run,
+            output=output,
+            task=None if task is None else task - 1,
+            is_half=half,
+            overrides=changes or (),
+        )
+        typer.echo(f"exported: {folder}")
+    if push:
+        typer.echo(f"pushed: {upload(folder, push)}")

@@ -30,6 +30,13 @@ DeviceName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Run = Annotated[Path, typer.Argument(help="A run directory.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="What has moved since, or how to compute: dataset.path=…, backbone.checkpoint=…, data.…=….",
+    ),
+]
 TaskNumber = Annotated[
     int | None,
     typer.Option("--task", min=1, help="Number of the task after which the learner is taken; the last one."),

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -118,7 +118,7 @@ class CheckpointStore:
             **state,
         }
         path = self.directory / f"task_{index:02d}"
-        _write_directory(path, {"learner.safetensors": content, "state.json": _json(whole)})
+        write_directory(path, {"learner.safetensors": content, "state.json": _json(whole)})
         self._remove_old(learner)
         return Checkpoint(path, whole)
 
@@ -175,12 +175,9 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
             "Give the same file by backbone.checkpoint."
         )
     tensors = checkpoint.tensors()
-    finished = zip(checkpoint.state["tasks"], checkpoint.state["finished_shapes"], strict=False)
+    shapes = checkpoint.state["finished_shapes"]
     with seeded(0):  # what a task starts from is overwritten, but drawn
-        for values, shapes in finished:
-            task = _task(values)
-            learner.begin_task(task)
-            learner.allocate(task, shapes)
+        grow(learner, [task_from(values) for values in checkpoint.state["tasks"][: len(shapes)]], shapes)
     if learner.backbone_is_frozen:
         tensors |= {
             name: value for name, value in learner.state_dict().items() if name.startswith("backbone.")
@@ -188,7 +185,14 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     learner.load_state_dict(tensors)
 
 
-def _task(values: Mapping[str, Any]) -> Task:
+def grow(learner: Learner, tasks: Sequence[Task], shapes: Sequence[Mapping[str, Sequence[int]]]) -> None:
+    """Make room in a fresh learner for what it keeps of finished tasks, so that a strict load fits."""
+    for task, kept in zip(tasks, shapes, strict=True):
+        learner.begin_task(task)
+        learner.allocate(task, kept)
+
+
+def task_from(values: Mapping[str, Any]) -> Task:
     """Rebuild a task from JSON, where tuples have become lists."""
     return Task(
         index=values["index"],
@@ -220,7 +224,8 @@ def _write_file(path: Path, content: bytes) -> None:
     _sync_directory(path.parent)
 
 
-def _write_directory(path: Path, files: Mapping[str, bytes]) -> None:
+def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a directory that is there as a whole or not at all, in the place of one of that name."""
     partial = path.with_name(f".{path.name}.partial")
     for stale in (partial, path):
         if stale.exists():

@@ -1,0 +1,121 @@
+"""A model card for the Hugging Face Hub: valid metadata, what was measured and how, and how to use the learner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.report.tables import percent
+
+# An identifier as the hub lists them; anything else is a text of its own.
+_LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+
+def model_card(
+    facts: Mapping[str, Any],
+    *,
+    title: str,
+    matrix: AccuracyMatrix,
+    tasks: Sequence[Sequence[str]],
+    base_model: str | None,
+    base_license: str | None,
+    hub_dataset: str | None,
+) -> str:
+    """Return the text of ``README.md``.
+
+    Args:
+        facts: What training recorded: ``learner``, ``dataset`` and more, shown as they are.
+        title: Heading.
+        matrix: What was measured after each task, the last one included.
+        tasks: Names of each task's new classes.
+        base_model: Repository of the pre-trained weights on the hub, if they have one.
+        base_license: Their license, if it is known.
+        hub_dataset: The data set's repository on the hub, if it has one.
+    """
+    is_listed = base_license is not None and _LICENSE_ID.fullmatch(base_license) is not None
+    accuracy = matrix.last()
+    results = [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=hub_dataset or facts["dataset"],
+            dataset_name=facts["dataset"],
+            metric_type="accuracy",
+            metric_name="top-1 over all seen classes",
+            metric_value=accuracy,
+        )
+    ]
+    metadata = ModelCardData(
+        license=base_license if is_listed else "other",
+        license_name=None if is_listed else "as-the-pre-trained-weights",
+        library_name="vbm_ptm",
+        pipeline_tag="image-classification",
+        tags=["continual-learning", "vision-transformer", facts["learner"].rpartition(":")[2]],
+        base_model=base_model,
+        datasets=[hub_dataset] if hub_dataset else None,
+        metrics=["accuracy"],
+        model_name=title,
+        eval_results=results if accuracy is not None else None,
+    )
+    shown = {**facts, "license of the pre-trained weights": base_license or "not known"}
+    return f"""---
+{metadata.to_yaml()}
+---
+
+# {title}
+
+An image classifier that learned {sum(map(len, tasks))} classes in {len(tasks)} tasks one after the other.
+It was made with vbm_ptm and is not told the task of an image.
+
+## Use
+
+```python
+from vbm_ptm.stored_learner import predict
+
+folder, images = ".", ["photo.jpg"]  # this folder; from the hub: huggingface_hub.snapshot_download(NAME)
+for image in predict(folder, images, top_k=3):
+    print(image.path, image.class_names, image.scores)
+```
+
+or `vbm-ptm predict FOLDER photo.jpg folder/of/photos`. Neither the training data nor other weights are needed.
+
+## Results
+
+Top-1 accuracy in percent over all classes seen so far, on the test images.
+
+{_results(matrix, tasks)}
+## Training
+
+{_bullets(shown)}
+## Limits
+
+It knows the classes above and nothing else: every image gets one of their names. The license named here is that of the
+pre-trained weights; the training images may have terms of their own.
+"""
+
+
+def _results(matrix: AccuracyMatrix, tasks: Sequence[Sequence[str]]) -> str:
+    lines = ["| after task | new classes | accuracy |", "|---|---|---|"]
+    for number, (names, accuracy) in enumerate(zip(tasks, matrix.curve(), strict=False), start=1):
+        lines.append(f"| {number} | {_cell(', '.join(names)) or 'none'} | {percent(accuracy)} |")
+    average, forgetting = matrix.average_incremental(), matrix.forgetting()
+    lines += ["", f"Average over tasks {percent(average)}, forgetting {percent(forgetting)}.", ""]
+    return "\n".join(lines)
+
+
+def _bullets(facts: Mapping[str, Any]) -> str:
+    lines = []
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        if value not in (None, ""):
+            lines.append(f"- {name.replace('_', ' ')}: {value}\n")
+    return "".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Keep a name with a bar or a line break from tearing its table."""
+    return text.replace("\n", " ").replace("|", "\\|")
