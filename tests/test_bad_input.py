@@ -173,7 +173,8 @@ def test_study__refuses_a_wrong_file(tmp_path: Path, refused: Say) -> None:
     file.write_text("dataset: digits\nruns: [{learner: slca, setings: {}}]\n")
     said = refused("study", str(file))
     assert (
-        "study: unknown setting in runs.0 'setings'. Did you mean 'settings'? Allowed: learner, name," in said
+        "study: unknown setting in runs.0 'setings'. Did you mean 'settings'? Allowed: dataset, learner, name,"
+        in said
     )
     file.write_text("dataset: digits\nruns: [{learner: slca}, {learner: slca}]\n")
     assert "several runs of the study would be written to" in refused("study", str(file))

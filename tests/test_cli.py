@@ -495,6 +495,34 @@ def test_study__runs_a_file(
     ]
 
 
+def test_study__collects_what_is_finished_and_leaves_with_1_where_a_run_failed(
+    named_folder: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compare.yaml"
+    file.write_text(
+        f"dataset: {named_folder}\n"
+        "preset: none\n"
+        "settings: {scenario: {num_tasks: 3}}\n"
+        "runs:\n"
+        "  - {learner: nearest_mean}\n"
+        "  - {learner: nearest_mean, name: nowhere, settings: {dataset: {train_split: no}}}\n"
+    )
+    command = ["study", str(file), "--output", str(tmp_path / "out"), *tiny]
+    assert main([*command, "--collect"]) == 0
+    said = capsys.readouterr().out
+    assert "not finished: nearest_mean" in said
+    assert not (tmp_path / "out").exists()
+
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert f"failed: {tmp_path / 'out' / 'nowhere'}: UsageError: " in said
+    assert main([*command, "--collect", "--details"]) == 0
+    said = capsys.readouterr().out
+    assert "task mean" in said
+    assert "not finished: nowhere, seed and class-order seed (1993, 1993)" in said
+    assert f"  {tmp_path / 'out' / 'nearest_mean'}\n" in said
+
+
 def test_help__is_shown_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     said = capsys.readouterr()

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shutil
+import signal
 import statistics
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vbm_ptm.config import compose
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.study import PlannedRun, StudyConfig, collect, execute, plan_runs, plan_study, read_study
+from vbm_ptm.study import (
+    PlannedRun,
+    StudyConfig,
+    collect,
+    collect_finished,
+    execute,
+    plan_runs,
+    plan_study,
+    read_study,
+    shard,
+)
 
 Tree = dict[str, Any]
+
+ANY_CONFIG = compose(dataset="digits", learner="finetune").validate()
 
 
 def sources(toy_tree: Callable[..., Tree], learner: str = "nearest_mean") -> dict[str, Any]:
@@ -94,11 +114,129 @@ def test_execute__skips_what_is_finished_and_goes_on_with_what_is_not(
     assert again == collected
 
 
+def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
+    toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = toy_tree("finetune"), toy_tree("nearest_mean")
+    diverging = plan_runs(
+        "diverging", output=tmp_path, tree=bad, overrides=["optimization.learning_rate=1e30"]
+    )
+    no_data = plan_runs("no_data", output=tmp_path, tree=good, overrides=["dataset.path=/nowhere"])
+    fine = plan_runs("fine", output=tmp_path, tree=good, class_order_seeds=(1, 2))
+    with caplog.at_level("INFO", logger="vbm_ptm"):
+        collected = execute([*diverging, *no_data, *fine], output=tmp_path)
+    assert [(item["label"], item["problem"].partition(":")[0]) for item in collected["failed"]] == [
+        ("diverging", "FloatingPointError"),
+        ("no_data", "UsageError"),
+    ]
+    assert "there is nothing at '/nowhere'" in collected["failed"][1]["problem"]
+    assert [(row["label"], row["num_runs"]) for row in collected["rows"]] == [("fine", 2)]
+    assert [item["label"] for item in collected["missing"]] == ["diverging", "no_data"]
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected))
+    # Both orders and the run that failed read the same images, which is said once.
+    assert [record.getMessage() for record in caplog.records if "train split:" in record.getMessage()] == [
+        "toy (split): train split: 72 images, 12 classes, 6 to 6 images per class."
+    ]
+
+
+def test_execute__raises_where_no_run_is_possible(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    planned = plan_runs(
+        "mean", output=tmp_path, seeds=(1, 2), overrides=["dataset.path=/nowhere"], **sources(toy_tree)
+    )
+    with pytest.raises(UsageError, match="there is nothing at '/nowhere'") as refused:
+        execute(planned, output=tmp_path)
+    assert len(refused.value.problems) == 1
+
+
+def test_execute__a_failure_on_one_of_several_ranks_ends_the_study(
+    toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan_runs("mean", output=tmp_path, seeds=(1, 2), **sources(toy_tree))
+    planned[0].output.parent.mkdir(parents=True)
+    planned[0].output.write_text("in the way")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="is a file"):
+        execute(planned, output=tmp_path)
+    assert not planned[1].output.exists()
+
+
+def test_execute__an_interruption_stops_all(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    planned = plan_runs(
+        "long",
+        output=tmp_path,
+        tree=toy_tree("finetune"),
+        overrides=["optimization.epochs=1000"],
+        seeds=(1, 2),
+    )
+    log = planned[0].output / "log.jsonl"
+
+    def interrupt() -> None:
+        while not (log.exists() and log.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(TrainingInterrupted):
+        execute(planned, output=tmp_path)
+    thread.join()
+    assert not planned[1].output.exists()
+    missing = collect_finished(planned)["missing"]
+    assert [item["seeds"] for item in missing] == [[1, 1993], [2, 1993]]
+
+
+def test_execute__a_part_collects_what_is_finished_of_all(
+    toy_tree: Callable[..., Tree], tmp_path: Path
+) -> None:
+    planned = plan_runs("mean", output=tmp_path, class_order_seeds=(1, 2, 3), **sources(toy_tree))
+    first = execute(planned[:1], output=tmp_path, study=planned)
+    assert first["rows"][0]["num_runs"] == 1
+    assert [item["seeds"] for item in first["missing"]] == [[1993, 2], [1993, 3]]
+    last = execute(planned[1:], output=tmp_path, study=planned)
+    assert (last["rows"][0]["num_runs"], last["missing"]) == (3, [])
+    assert collect_finished(planned) | {"failed": []} == last
+
+
+def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_another_place(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+) -> None:
+    def planned(*overrides: str) -> list[PlannedRun]:
+        return plan_runs("mean", output=tmp_path / "out", overrides=overrides, **sources(toy_tree))
+
+    execute(planned(), output=tmp_path / "out")
+    moved = f"dataset.path={shutil.copytree(toy_folder, tmp_path / 'moved')}"
+    collected = collect_finished(planned(moved))
+    assert (collected["rows"][0]["num_runs"], collected["missing"]) == (1, [])
+    assert execute(planned(moved), output=tmp_path / "out")["rows"] == collected["rows"]
+    with pytest.raises(
+        UsageError, match=r"started with another configuration .*class_order_seed: 1993 against 5"
+    ):
+        collect_finished(planned("scenario.class_order_seed=5"))
+
+
+@given(costs=st.lists(st.integers(0, 50), max_size=12), count=st.integers(1, 5))
+def test_shard__parts_are_disjoint_complete_and_of_about_equal_cost(costs: list[int], count: int) -> None:
+    runs = [PlannedRun(str(index), ANY_CONFIG, Path(str(index))) for index in range(len(costs))]
+    parts = [shard(runs, index=index, count=count, costs=costs) for index in range(count)]
+    labels = [[int(planned.label) for planned in part] for part in parts]
+    assert sorted(itertools.chain(*labels)) == list(range(len(costs)))
+    assert all(part == sorted(part) for part in labels)
+    loads = [sum(costs[label] for label in part) for part in labels]
+    assert max(loads) - min(loads) <= max(costs, default=0)
+
+
 def outcome(average: float, last: float, forgetting: float | None, *, num_steps: int = 5) -> Tree:
     """What ``collect`` reads of a result."""
-    numbers = {"average_incremental_accuracy": average, "last_accuracy": last, "forgetting": forgetting}
+    numbers = {
+        "average_incremental_accuracy": average,
+        "last_accuracy": last,
+        "average_incremental_accuracy_task_mean": average + 1,
+        "last_accuracy_task_mean": last + 1,
+        "forgetting": forgetting,
+    }
+    five_best = {"average_incremental_accuracy": average + 20, "last_accuracy": last + 20}
     return {
-        "metrics": {"class_incremental": {"top1": numbers}},
+        "metrics": {"class_incremental": {"top1": numbers, "top5": five_best}},
         "timings": {
             "tasks": [{"training_seconds": 1.0, "end_task_seconds": 0.25, "evaluation_seconds": 0.75}]
         },
@@ -135,6 +273,8 @@ def test_collect__gives_means_deviations_and_paired_differences() -> None:
     assert plain["average_incremental_accuracy"] == {"mean": 62.0, "std": pytest.approx(8**0.5)}
     assert plain["last_accuracy"] == {"mean": 53.0, "std": pytest.approx(18**0.5)}
     assert plain["forgetting"] == {"mean": 12.0, "std": pytest.approx(8**0.5)}
+    assert plain["last_accuracy_task_mean"] == {"mean": 54.0, "std": pytest.approx(18**0.5)}
+    assert plain["average_incremental_accuracy_top5"] == {"mean": 82.0, "std": pytest.approx(8**0.5)}
     assert plain["seconds"] == {"mean": 2.0, "std": 0.0}
     assert views["num_images"] == {"mean": 100.0, "std": 0.0}
     assert views["forgetting"]["mean"] == pytest.approx((12 + 99) / 2)
@@ -215,3 +355,11 @@ def test_plan_study__refuses_two_runs_in_one_folder(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study.yaml", grid={"seed": [1, 1]})
     with pytest.raises(UsageError, match="several runs of the study would be written to out/finetune-seed=1"):
         plan_study(study, output=Path("out"))
+
+
+def test_plan_study__runs_may_have_data_sets_of_their_own(tmp_path: Path) -> None:
+    runs = [{"learner": "finetune"}, {"learner": "finetune", "dataset": "cifar100", "name": "photos"}]
+    planned = plan_study(write_study(tmp_path / "study.yaml", runs=runs), output=Path("out"))
+    assert [item.config.dataset.name for item in planned] == ["digits", "cifar100"]
+    with pytest.raises(UsageError, match="no data set is given for finetune: set 'dataset' of the study"):
+        write_study(tmp_path / "study.yaml", runs=runs, dataset=None)

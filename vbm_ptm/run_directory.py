@@ -26,9 +26,11 @@ from vbm_ptm.errors import UsageError
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "trainer.trackers", "device")
 
-# Settings of a stored run that may be given anew where it is used: where its files lie now, and how to compute.
-# That the files are the same is made sure by their hashes.
-FREE_IN_USE = ("dataset.path", "dataset.verify", "backbone.checkpoint", "data.", "device")
+# Settings that say where things lie, of which a result holds the hash.
+PLACES = ("dataset.path", "backbone.checkpoint")
+
+# Settings of a stored run that may be given anew where it is used.
+FREE_IN_USE = (*PLACES, "dataset.verify", "data.", "device")
 
 _PARTIAL = ".config.yaml.partial"
 _NO_RUN_YET = {".lock", _PARTIAL}
@@ -76,6 +78,20 @@ class RunDirectory:
             raise UsageError(
                 f"{file} is damaged ({error}); remove it, and --resume writes it anew."
             ) from error
+        return result
+
+    def finished_result(self, config: RunConfig) -> dict[str, Any] | None:
+        """Read the result of a run with this configuration if it is there and finished.
+
+        Where images and weights lie may differ: the result holds their hashes.
+
+        Raises:
+            UsageError: The directory belongs to another configuration.
+        """
+        result = self.result()
+        if result is None or result["status"] != "finished":
+            return None
+        self._compare(config, free=(*FREE_ON_RESUME, *PLACES))
         return result
 
     def checkpoint(self, task: int | None = None) -> Checkpoint:
@@ -157,12 +173,10 @@ class RunDirectory:
             raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
         return file
 
-    def _compare(self, config: RunConfig) -> None:
+    def _compare(self, config: RunConfig, *, free: tuple[str, ...] = FREE_ON_RESUME) -> None:
         stored = self.config().model_dump(mode="json")
         lines = [
-            line
-            for line in differences(stored, config.model_dump(mode="json"))
-            if not line.startswith(FREE_ON_RESUME)
+            line for line in differences(stored, config.model_dump(mode="json")) if not line.startswith(free)
         ]
         if lines:
             raise UsageError(

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
 import statistics
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from vbm_ptm.config import ComposedConfig, RunConfig, compose, problem_messages
 from vbm_ptm.config_tree import nested, read_yaml
 from vbm_ptm.engine.checkpoint import write_json
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.launch import is_main_process
+from vbm_ptm.launch import is_main_process, num_processes
+from vbm_ptm.run_directory import RunDirectory
 from vbm_ptm.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 METRICS = ("average_incremental_accuracy", "last_accuracy", "forgetting")
+TASK_MEANS = ("average_incremental_accuracy_task_mean", "last_accuracy_task_mean")
+TOP5 = ("average_incremental_accuracy", "last_accuracy")
 
 
 class StudyRun(Settings):
@@ -32,12 +38,14 @@ class StudyRun(Settings):
 
     Attributes:
         learner: Name of the learner.
+        dataset: Data set in place of the study's.
         name: Label in tables and directories; made from learner and grid values without it.
         preset: Preset in place of the study's.
         settings: A partial run configuration.
     """
 
     learner: str
+    dataset: str | None = None
     name: str | None = Field(default=None, pattern="[^.]")  # "." and ".." are other folders
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -47,7 +55,7 @@ class StudyConfig(Settings):
     """A study file.
 
     Attributes:
-        dataset: Name, YAML file or folder, as for ``vbm-ptm train``.
+        dataset: Name, YAML file or folder, as for ``vbm-ptm train``; for all runs that name none.
         preset: Preset of every run that names none.
         settings: A partial run configuration for all runs.
         runs: The lines of the study.
@@ -56,13 +64,22 @@ class StudyConfig(Settings):
         class_order_seeds: Seeds of the class order; together with ``seeds`` they are zipped.
     """
 
-    dataset: str
+    dataset: str | None = None
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     runs: tuple[StudyRun, ...] = Field(min_length=1)
     grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     class_order_seeds: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_datasets(self) -> StudyConfig:
+        if self.dataset is None and (unnamed := [entry for entry in self.runs if entry.dataset is None]):
+            raise ValueError(
+                f"no data set is given for {', '.join(entry.name or entry.learner for entry in unnamed)}: set "
+                "'dataset' of the study, or of each run."
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,13 @@ class PlannedRun:
     def seeds(self) -> tuple[int, int]:
         """Training seed and class-order seed: what pairs two runs."""
         return self.config.seed, self.config.scenario.class_order_seed
+
+    def __str__(self) -> str:
+        return f"{self.label}, seeds {self.seeds}, in {self.output}"
+
+    def record(self) -> dict[str, Any]:
+        """Return what identifies the run, as JSON values."""
+        return {"label": self.label, "seeds": list(self.seeds), "directory": str(self.output)}
 
 
 def read_study(file: Path | None) -> StudyConfig:
@@ -116,7 +140,7 @@ def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = (
             output=output,
             seeds=study.seeds,
             class_order_seeds=study.class_order_seeds,
-            dataset=study.dataset,
+            dataset=entry.dataset or study.dataset,
             learner=entry.learner,
             preset=entry.preset or study.preset,
             tree=composed.tree,
@@ -176,25 +200,124 @@ def plan_runs(
     return runs
 
 
-def execute(runs: Sequence[PlannedRun], *, output: Path) -> dict[str, Any]:
-    """Run what is not finished, go on with what is interrupted, and collect all into ``study.json``."""
+def shard(runs: Sequence[PlannedRun], *, index: int, count: int, costs: Sequence[float]) -> list[PlannedRun]:
+    """Return one of the parts into which a study is cut: disjoint, complete, and of about equal cost.
+
+    The dearest run goes first, each to the part that has least to do. It depends on runs and costs alone, never on
+    what is finished already.
+
+    Args:
+        runs: All runs, in the same order for every part.
+        index: Number of the part, from 0.
+        count: Number of parts.
+        costs: What each run takes, in any unit.
+    """
+    loads = [0.0] * count
+    part_of = {}
+    for position in sorted(range(len(runs)), key=lambda position: -costs[position]):
+        lightest = loads.index(min(loads))
+        loads[lightest] += costs[position]
+        part_of[position] = lightest
+    return [planned for position, planned in enumerate(runs) if part_of[position] == index]
+
+
+def execute(
+    runs: Sequence[PlannedRun], *, output: Path, study: Sequence[PlannedRun] | None = None
+) -> dict[str, Any]:
+    """Run what is not finished, go on with what is interrupted, and collect all into ``study.json``.
+
+    A run that fails is named under "failed", and the others go on; on several ranks it ends the study, since the
+    others may wait for the one that failed.
+
+    Args:
+        runs: What to run.
+        output: Folder of the study.
+        study: All runs of the study, where ``runs`` is a part of it: what is finished of them is collected.
+
+    Raises:
+        UsageError: No run is possible.
+        TrainingInterrupted: The study was stopped; what is finished stays.
+    """
     if (output / "config.yaml").exists():
         raise UsageError(f"--output {output} is the directory of a single run; give another folder.")
-    results = []
-    for number, planned in enumerate(runs, start=1):
-        logger.info(
-            "run %d of %d: %s, seeds %s, in %s",
-            number,
-            len(runs),
-            planned.label,
-            planned.seeds,
-            planned.output,
-        )
-        results.append(run(planned.config, output=planned.output, resume=planned.output.exists()))
-    collected = collect(runs, results)
+    finished = {planned.output for planned, _ in finished_runs(study or runs)}
+    remaining = [planned for planned in runs if planned.output not in finished]
+    logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
+    failed: list[dict[str, Any]] = []
+    refusals: list[tuple[str, ...]] = []
+    with _said_once("vbm_ptm.data.datasets", "vbm_ptm.data.scenario"):
+        for number, planned in enumerate(remaining, start=1):
+            logger.info("run %d of %d: %s", number, len(remaining), planned)
+            try:
+                run(planned.config, output=planned.output, resume=planned.output.exists())
+            except TrainingInterrupted:
+                raise
+            except Exception as error:
+                if num_processes() > 1:
+                    raise
+                if isinstance(error, UsageError):
+                    refusals.append(error.problems)
+                elif not isinstance(error, FloatingPointError):
+                    logger.error("%s", traceback.format_exc())
+                logger.error("%s failed: %s", planned, error)
+                failed.append({**planned.record(), "problem": f"{type(error).__name__}: {error}"})
+            gc.collect()  # what a failed run leaves hangs together in cycles
+    if refusals and len(refusals) == len(remaining):
+        raise UsageError(*dict.fromkeys(itertools.chain.from_iterable(refusals)))
+    collected = collect_finished(study or runs) | {"failed": failed}
     if is_main_process():
         write_json(output / "study.json", collected)
     return collected
+
+
+@contextmanager
+def _said_once(*names: str) -> Iterator[None]:
+    """Let every message of these loggers pass once: the runs of a study mostly share their data."""
+    said = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_known = message in said
+        said.add(message)
+        return not is_known
+
+    loggers = [logging.getLogger(name) for name in names]
+    for each in loggers:
+        each.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_new)
+
+
+def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, dict[str, Any]]]:
+    """Return the runs of a study that are finished, with what their ``result.json`` holds.
+
+    Raises:
+        UsageError: Some directories hold runs of other configurations.
+    """
+    finished: list[tuple[PlannedRun, dict[str, Any]]] = []
+    problems: list[str] = []
+    for planned in runs:
+        try:
+            result = RunDirectory(planned.output).finished_result(planned.config)
+        except UsageError as error:
+            problems += error.problems
+            continue
+        if result:
+            finished.append((planned, result))
+    if problems:
+        raise UsageError(*problems)
+    return finished
+
+
+def collect_finished(runs: Sequence[PlannedRun]) -> dict[str, Any]:
+    """Return what ``collect`` returns of the finished runs, and name the others under "missing"."""
+    finished = finished_runs(runs)
+    there = {planned.output for planned, _ in finished}
+    collected = collect([planned for planned, _ in finished], [result for _, result in finished])
+    return collected | {"missing": [planned.record() for planned in runs if planned.output not in there]}
 
 
 def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -210,7 +333,14 @@ def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) ->
             {
                 "label": label,
                 "num_runs": len(members),
-                **{name: _spread([headline(result)[name] for _, result in members]) for name in METRICS},
+                **{
+                    name: _spread([headline(result)[name] for _, result in members])
+                    for name in (*METRICS, *TASK_MEANS)
+                },
+                **{
+                    f"{name}_top5": _spread([headline(result, top=5)[name] for _, result in members])
+                    for name in TOP5
+                },
                 "seconds": _spread([seconds(result) for _, result in members]),
                 "num_images": _spread([result["num_images"] for _, result in members]),
                 "seeds": [planned.seeds for planned, _ in members],
@@ -220,9 +350,9 @@ def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) ->
     return {"rows": rows, "view_batch_effects": _paired_effects(finished)}
 
 
-def headline(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the top-1 numbers over all seen classes of a result."""
-    numbers: dict[str, Any] = result["metrics"]["class_incremental"]["top1"]
+def headline(result: Mapping[str, Any], *, top: int = 1) -> dict[str, Any]:
+    """Return the numbers over all seen classes of a result, top-1 or top-5."""
+    numbers: dict[str, Any] = result["metrics"]["class_incremental"][f"top{top}"]
     return numbers
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
-from vbm_ptm.report.tables import effect_lines, percent, spread, study_table, task_table
+from vbm_ptm.report.tables import effect_lines, missing_lines, percent, spread, study_table, task_table
 
 
 def shown(table: Table) -> list[list[str]]:
@@ -52,6 +52,10 @@ def test_study_table__says_where_there_is_no_number() -> None:
         "label": "slca-v4",
         "average_incremental_accuracy": one(81.25, 1.5),
         "last_accuracy": one(75.0),
+        "average_incremental_accuracy_task_mean": one(80.25),
+        "last_accuracy_task_mean": one(74.0),
+        "average_incremental_accuracy_top5": one(95.0),
+        "last_accuracy_top5": one(94.5),
         "forgetting": one(None),
         "seconds": one(12.34),
         "num_images": one(1000),
@@ -60,6 +64,18 @@ def test_study_table__says_where_there_is_no_number() -> None:
     assert shown(study_table({"rows": [row]})) == [
         ["slca-v4", "81.25 ± 1.50", "75.00", "n/a", "12.3", "1000", "3"]
     ]
+    (detailed,) = shown(study_table({"rows": [row]}, details=True))
+    assert detailed[4:8] == ["80.25", "74.00", "95.00", "94.50"]
+
+
+def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() -> None:
+    missing = [{"label": "slca", "seeds": [seed, 7], "directory": f"out/{seed}"} for seed in (1, 2)]
+    failed = [missing[0] | {"problem": "UsageError: no data"}]
+    assert missing_lines({"missing": missing, "failed": failed}) == [
+        "failed: out/1: UsageError: no data",
+        "not finished: slca, seed and class-order seed (1, 7), (2, 7)",
+    ]
+    assert missing_lines({}) == []
 
 
 def test_effect_lines__say_what_was_paired() -> None:

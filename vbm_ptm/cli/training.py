@@ -68,7 +68,7 @@ def train(
         planned_runs = plan_runs(label, output=folder, overrides=chosen, **several, **sources)
         with _advice("Go on with the same command and --resume."):
             collected = execute(planned_runs, output=folder)
-        _show_study(collected, folder)
+        _show_study(collected)
         return
 
     from vbm_ptm.experiment import run
@@ -79,7 +79,7 @@ def train(
     with _advice("Go on with the same command and --resume."):
         result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
-    _show_study(collect([replace(planned, label=label, output=folder)], [result]), folder)
+    _show_study(collect([replace(planned, label=label, output=folder)], [result]))
 
 
 def study(
@@ -88,19 +88,26 @@ def study(
     output: Annotated[
         Path | None, typer.Option(help="Folder of all run directories; runs/NAME without it.")
     ] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Run nothing: show what is finished.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show means over tasks and top-5 accuracy as well.")
+    ] = False,
     device: DeviceName = None,
 ) -> None:
     """Run what is not finished of a study and collect it; repeat the command to go on."""
     from vbm_ptm.config_tree import find_config
-    from vbm_ptm.study import execute, plan_study, read_study
+    from vbm_ptm.study import collect_finished, execute, plan_study, read_study
 
     folder = output or Path("runs") / file.stem
     planned = plan_study(
         read_study(find_config(str(file))), output=folder, overrides=all_overrides(overrides, device=device)
     )
+    if collect:
+        _show_study(collect_finished(planned), details=details)
+        return
     with _advice("Repeat the command to go on."):
         collected = execute(planned, output=folder)
-    _show_study(collected, folder)
+    _show_study(collected, details=details)
 
 
 @contextmanager
@@ -128,16 +135,20 @@ def _default_output(config: Any) -> Path:
     return Path("runs") / name.replace("/", "_")
 
 
-def _show_study(collected: dict[str, Any], folder: Path) -> None:
-    if not is_main_process():
-        return
-    from vbm_ptm.report.tables import effect_lines, study_table
+def _show_study(collected: dict[str, Any], *, details: bool = False) -> None:
+    """Print the tables of a study; leave with exit code 1 if a run of it failed."""
+    if is_main_process():
+        from vbm_ptm.report.tables import effect_lines, missing_lines, study_table
 
-    console = stdout()
-    console.print(study_table(collected))
-    for line in effect_lines(collected):
-        console.print(line, soft_wrap=True)
-    console.print("run directories:")
-    for row in collected["rows"]:
-        for directory in row["directories"]:
-            console.print(f"  {directory}", soft_wrap=True)
+        console = stdout()
+        console.print(study_table(collected, details=details))
+        for line in effect_lines(collected):
+            console.print(line, soft_wrap=True)
+        console.print("run directories:")
+        for row in collected["rows"]:
+            for directory in row["directories"]:
+                console.print(f"  {directory}", soft_wrap=True)
+        for line in missing_lines(collected):
+            console.print(line, soft_wrap=True)
+    if collected.get("failed"):
+        raise typer.Exit(1)

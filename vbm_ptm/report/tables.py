@@ -12,22 +12,51 @@ from vbm_ptm.metrics import AccuracyMatrix
 NOT_AVAILABLE = "n/a"
 
 
-def study_table(collected: Mapping[str, Any]) -> Table:
-    """Return a line per label of a study: mean and standard deviation over its runs."""
+# Columns of a study: heading -> key of a row, and its digits.
+_STUDY_COLUMNS = {
+    "average": ("average_incremental_accuracy", 2),
+    "last": ("last_accuracy", 2),
+    "forgetting": ("forgetting", 2),
+    "average, task mean": ("average_incremental_accuracy_task_mean", 2),
+    "last, task mean": ("last_accuracy_task_mean", 2),
+    "top-5 average": ("average_incremental_accuracy_top5", 2),
+    "top-5 last": ("last_accuracy_top5", 2),
+    "seconds": ("seconds", 1),
+    "images seen": ("num_images", 0),
+}
+_DETAILS = ("average, task mean", "last, task mean", "top-5 average", "top-5 last")
+
+
+def study_table(collected: Mapping[str, Any], *, details: bool = False) -> Table:
+    """Return a line per label of a study: mean and standard deviation over its runs.
+
+    Args:
+        collected: What a study collected.
+        details: Show the means over tasks and top-5 as well.
+    """
     table = Table(title="Accuracy over all seen classes, top-1, in percent (pooled over test images)")
-    for heading in ("run", "average", "last", "forgetting", "seconds", "images seen", "runs"):
-        table.add_column(heading, justify="left" if heading == "run" else "right", no_wrap=True)
+    table.add_column("run", no_wrap=True)
+    columns = {
+        heading: column for heading, column in _STUDY_COLUMNS.items() if details or heading not in _DETAILS
+    }
+    for heading in (*columns, "runs"):
+        table.add_column(heading, justify="right", no_wrap=not details)
     for row in collected["rows"]:
-        table.add_row(
-            row["label"],
-            spread(row["average_incremental_accuracy"]),
-            spread(row["last_accuracy"]),
-            spread(row["forgetting"]),
-            spread(row["seconds"], digits=1),
-            spread(row["num_images"], digits=0),
-            str(row["num_runs"]),
-        )
+        cells = [spread(row[key], digits=digits) for key, digits in columns.values()]
+        table.add_row(row["label"], *cells, str(row["num_runs"]))
     return table
+
+
+def missing_lines(collected: Mapping[str, Any]) -> list[str]:
+    """Return a sentence per run of a study that failed, and one for each label that is not complete."""
+    failed = [f"failed: {item['directory']}: {item['problem']}" for item in collected.get("failed", ())]
+    missing: dict[str, list[str]] = {}
+    for item in collected.get("missing", ()):
+        missing.setdefault(item["label"], []).append(str(tuple(item["seeds"])))
+    return failed + [
+        f"not finished: {label}, seed and class-order seed {', '.join(seeds)}"
+        for label, seeds in missing.items()
+    ]
 
 
 def effect_lines(collected: Mapping[str, Any]) -> list[str]:
