@@ -25,8 +25,10 @@ from vbm_ptm.data.transforms import build_transforms
 from vbm_ptm.engine.acceleration import (
     Accelerator,
     build_accelerator,
+    describe_ranks,
     finish_trackers,
     start_trackers,
+    wait_for_ranks,
 )
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
 from vbm_ptm.engine.interruption import StopRequest
@@ -34,6 +36,7 @@ from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.launch import launch_problems
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seed_for, seeded
@@ -70,7 +73,10 @@ def build(config: RunConfig) -> Setup:
 def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
     """Load the backbone and build an untrained learner on it."""
     backbone = load_vit(
-        config.backbone.name, config.backbone.checkpoint, image_size=config.backbone.image_size
+        config.backbone.name,
+        config.backbone.checkpoint,
+        image_size=config.backbone.image_size,
+        gradient_checkpointing=config.backbone.gradient_checkpointing,
     )
     with seeded(seed_for("learner", seed=config.seed)):
         return learner_class(config.learner.name)(backbone, config.learner, num_tasks=num_tasks)
@@ -111,9 +117,9 @@ def run(
     setup = build(config)
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
-    accelerator.wait_for_everyone()
+    wait_for_ranks(accelerator)
     with directory.claimed(config, resume=resume) if accelerator.is_main_process else nullcontext():
-        accelerator.wait_for_everyone()
+        wait_for_ranks(accelerator)
         return _train(setup, directory, accelerator, StopRequest(stop_after_task))
 
 
@@ -147,8 +153,12 @@ def _train(
         trainer.load_state(checkpoint.state)
         done, planned = checkpoint.task_index + 1, len(setup.benchmark.scenario.tasks)
         logger.info("going on after task %d of %d", done, planned)
-    for line in banner(setup, num_ranks=accelerator.num_processes, device=str(accelerator.device)):
+    for line in banner(setup, accelerator):
         logger.info(line)
+    for problem in launch_problems(
+        num_ranks=accelerator.num_processes, mixed_precision=config.trainer.mixed_precision
+    ):
+        logger.warning(problem)
     num_views, epochs = config.view_batch.num_views, config.optimization.epochs
     if epochs % num_views:
         logger.warning(
@@ -215,7 +225,7 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
     restore(setup.learner, checkpoint)
 
 
-def banner(setup: Setup, *, num_ranks: int, device: str) -> list[str]:
+def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
     """Say in a few lines what is about to happen."""
     config, scenario = setup.config, setup.benchmark.scenario
     num_views, batch_size = config.view_batch.num_views, config.optimization.batch_size
@@ -230,9 +240,20 @@ def banner(setup: Setup, *, num_ranks: int, device: str) -> list[str]:
         f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
         f"{len(sizes)} tasks of {_sizes(sizes)}",
         f"view batch: {num_views} view{'s' if num_views > 1 else ''}{hint}; "
-        f"a step has {batch_size} images = {batch_size // num_views} groups x {num_views} views over {num_ranks} rank"
-        f"{'s' if num_ranks > 1 else ''} on {device}, precision {config.trainer.mixed_precision}",
+        f"a step has {batch_size} images = {batch_size // num_views} groups x {num_views} views",
+        _on_ranks(batch_size // num_views, num_views, accelerator),
     ]
+
+
+def _on_ranks(num_groups: int, num_views: int, accelerator: Accelerator) -> str:
+    """Say who computes, and which part of a full step."""
+    line, num_ranks = describe_ranks(accelerator), accelerator.num_processes
+    if num_ranks == 1:
+        return line
+    fewest, most = num_groups // num_ranks, -(-num_groups // num_ranks)
+    groups = str(most) if most == fewest else f"{fewest} or {most}"
+    images = str(most * num_views) if most == fewest else f"{fewest * num_views} or {most * num_views}"
+    return f"{line}; of a step each rank has {images} images = {groups} groups x {num_views} views"
 
 
 def _sizes(sizes: list[int]) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# Where MPI and Slurm say how many processes they have started, which may be copies that do not know each other.
+_NUM_COPIES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
 
 def is_main_process() -> bool:
     """Return whether this is rank 0, which alone writes and talks; torchrun and Accelerate number ranks in RANK."""
@@ -12,4 +15,42 @@ def is_main_process() -> bool:
 
 def num_processes() -> int:
     """Return the number of ranks that were launched together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _integer("WORLD_SIZE") or 1
+
+
+def num_nodes() -> int:
+    """Return on how many machines the ranks run, as far as the launcher says."""
+    each = _integer("LOCAL_WORLD_SIZE") or num_processes()
+    return _integer("GROUP_WORLD_SIZE") or -(-num_processes() // each)
+
+
+def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:
+    """Return where the launcher was asked for something else than what is running, a readable line each.
+
+    Args:
+        num_ranks: Ranks that there are.
+        mixed_precision: What the run computes in.
+    """
+    problems = []
+    asked_for = max(num_processes(), *map(_integer, _NUM_COPIES))
+    asked_precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    # With --num_processes but without --multi_gpu Accelerate starts one process, and tells it where to meet the others.
+    has_lost_others = num_ranks == 1 and asked_precision is not None and "MASTER_ADDR" in os.environ
+    if has_lost_others or asked_for > num_ranks:
+        problems.append(
+            f"the launcher was asked for {asked_for if asked_for > 1 else 'several'} processes, but this run has "
+            f"{num_ranks}. On GPUs: accelerate launch --multi_gpu --num_processes N; on a CPU: ACCELERATE_USE_CPU=1 "
+            "accelerate launch --multi_gpu --num_processes N (--cpu would start one only)."
+        )
+    if asked_precision not in (None, "no", mixed_precision):
+        problems.append(
+            f"the launcher was asked for {asked_precision}, but the run's own setting decides: "
+            f"trainer.mixed_precision={mixed_precision}."
+        )
+    return problems
+
+
+def _integer(name: str) -> int:
+    """Return the number in an environment variable, 0 without one."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0

@@ -118,6 +118,35 @@ class TestEncode:
         torch.testing.assert_close(prefixed, plain, rtol=0, atol=1e-12)
         assert not torch.allclose(plain, backbone.eval().encode(images))
 
+    @pytest.mark.parametrize("kind", ["none", "tokens", "prefixes"])
+    def test_encode__computes_activations_again_with_the_same_gradients(
+        self, images: Tensor, kind: str
+    ) -> None:
+        vit = build_vit(drop_path_rate=0.3).double().train()
+        runs: list[bool] = []
+        vit.blocks[1].norm1.register_forward_hook(lambda *_: runs.append(torch.is_grad_enabled()))
+        tokens, prefix = random(1, 3, 48).requires_grad_(), random(8, 2, 3, 48).requires_grad_()
+        given: dict[str, Any] = {
+            "none": {},
+            "tokens": {"tokens": tokens},
+            "prefixes": {"prefixes": {1: prefix}},
+        }[kind]
+        outcomes = []
+        for is_recomputed in (False, True):
+            runs.clear()
+            backbone = PromptableViT(vit, gradient_checkpointing=is_recomputed)
+            with seeded(1):
+                encoded = backbone.encode(images, **given)
+            gradients = torch.autograd.grad(
+                encoded.square().mean(), [*vit.parameters(), tokens, prefix], materialize_grads=True
+            )
+            assert runs == [True] * (1 + is_recomputed)
+            outcomes.append((encoded.detach(), *gradients))
+        torch.testing.assert_close(*outcomes, rtol=0, atol=1e-10)
+        assert bool(outcomes[0][-2].any()) == (kind == "tokens")
+        backbone.query(images)
+        assert runs[2:] == [False]  # without gradient there is nothing to keep
+
 
 class TestTokens:
     def test_tokens__go_after_the_class_token_and_carry_no_position(

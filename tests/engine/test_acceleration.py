@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing
 from torch import Tensor, nn
 
+from vbm_ptm.cli import main
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.engine.acceleration import Precision, build_accelerator
+from vbm_ptm.engine.acceleration import Precision, build_accelerator, wait_for_ranks
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 
@@ -70,7 +76,8 @@ def test_build_accelerator__refuses_a_device_that_is_not_there() -> None:
         build_accelerator(device=absent)
 
 
-def test_build_accelerator__steps_are_ours() -> None:
+def test_build_accelerator__steps_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")  # would divide every loss by it
     accelerator = build_accelerator(device="cpu")
     assert accelerator.device.type == "cpu"
     assert accelerator.gradient_accumulation_steps == 1
@@ -80,3 +87,65 @@ def test_build_accelerator__names_the_tracker_that_is_not_installed(monkeypatch:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="wandb is not installed"):
         build_accelerator(device="cpu", trackers=("wandb",))
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("ACCELERATE_USE_FSDP", "FSDP"),
+        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
+    ],
+)
+def test_build_accelerator__refuses_sharding_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, means: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(name, "true")
+    assert main(["train", "--dataset", "digits", "--learner", "slca", "--output", str(tmp_path / "run")]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"error: {means} is not supported: an 86 M backbone needs no sharding.")
+    assert not (tmp_path / "run").exists()
+
+
+def _meet_nobody(_: int, rank: int, port: int) -> None:
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in names.items()})
+    expected = (
+        rf"rank {rank} did not meet all 2 processes of this run at 127.0.0.1:{port} within 0.02 minutes"
+    )
+    with pytest.raises(UsageError, match=rf"{expected} \(.*\)\. Start the same command on every machine"):
+        build_accelerator(device="cpu", rank_timeout=timedelta(seconds=1.2))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_build_accelerator__waits_for_other_ranks_only_so_long(rank: int, free_port: int) -> None:
+    torch.multiprocessing.start_processes(_meet_nobody, args=(rank, free_port), nprocs=1, start_method="fork")
+
+
+def _write_alone(rank: int, port: int) -> None:
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in names.items()})
+    accelerator = build_accelerator(device="cpu", rank_timeout=timedelta(seconds=1))
+    assert accelerator.num_processes == 2
+    for _ in range(2):
+        if accelerator.is_main_process:
+            time.sleep(2.5)
+        wait_for_ranks(accelerator)
+    accelerator.wait_for_everyone()  # what was waited for alone has left the ranks together
+    torch.distributed.destroy_process_group()
+
+
+def test_wait_for_ranks__outlasts_the_limit_of_the_process_group(free_port: int) -> None:
+    torch.multiprocessing.start_processes(_write_alone, args=(free_port,), nprocs=2, start_method="fork")

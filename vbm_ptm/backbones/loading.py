@@ -52,11 +52,14 @@ class BackboneConfig(Settings):
         checkpoint: Local weights file (.safetensors, .pth, .pt, .bin or Google's .npz); the network is then
             never used. None takes the tag's own weights from the hub or its cache.
         image_size: Input size in pixels; None takes the size that the weights were made for.
+        gradient_checkpointing: Keep no activations inside of blocks but compute them again in the backward pass: much
+            less memory for about a third more time. Results stay the same.
     """
 
     name: str = EMBEDDED_NAME
     checkpoint: AbsolutePath | None = None
     image_size: int | None = None
+    gradient_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,11 @@ class _WeightsFile:
 
 
 def load_vit(
-    name: str, checkpoint: Path | str | None = None, *, image_size: int | None = None
+    name: str,
+    checkpoint: Path | str | None = None,
+    *,
+    image_size: int | None = None,
+    gradient_checkpointing: bool = False,
 ) -> PromptableViT:
     """Build a ViT with pre-trained weights, every one of them matched, and without their classifier head.
 
@@ -78,6 +85,7 @@ def load_vit(
             architecture and the preprocessing. None takes the tag's own weights.
         image_size: Input size in pixels. None takes the weights' own; at another size timm resamples the
             position embedding.
+        gradient_checkpointing: Compute the activations inside of blocks again in the backward pass.
 
     Raises:
         UsageError: Unknown or unsupported name, weights that are not there, cannot be read or do not match.
@@ -115,7 +123,7 @@ def load_vit(
         sha256=_sha256(file.path),
         notes=(*notes, *facts),
     )
-    return PromptableViT(vit, weights=record)
+    return PromptableViT(vit, weights=record, gradient_checkpointing=gradient_checkpointing)
 
 
 def build_vit(weights: WeightsRecord, *, preprocessing: Preprocessing) -> PromptableViT:

@@ -5,7 +5,7 @@ Shapes: N images, T tokens, P patches, D width, H heads, L prompt length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from timm.models import PretrainedCfg
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from vbm_ptm.errors import UsageError
 
@@ -72,6 +73,7 @@ class PromptableViT(nn.Module):
             timm's plain blocks; anything else is refused. A classifier head is taken off.
         preprocessing: How images must be prepared; by default what the model's timm configuration says.
         weights: Where the weights come from; None for weights made by the caller.
+        gradient_checkpointing: Keep no activations inside of blocks, but compute them again in the backward pass.
 
     Raises:
         UsageError: The model has an attribute that the prompts are not defined for.
@@ -83,6 +85,7 @@ class PromptableViT(nn.Module):
         *,
         preprocessing: Preprocessing | None = None,
         weights: WeightsRecord | None = None,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         problems = unsupported_attributes(vit)
@@ -97,6 +100,7 @@ class PromptableViT(nn.Module):
         self.vit = vit
         self.preprocessing = preprocessing or _preprocessing_of(vit)
         self.weights = weights
+        self.gradient_checkpointing = gradient_checkpointing
         self.width: int = vit.embed_dim
         self.depth: int = len(vit.blocks)
         first_block: Any = vit.blocks[0]
@@ -145,9 +149,9 @@ class PromptableViT(nn.Module):
             if index in prefixes:
                 prefix = prefixes[index]
                 _check_shape(f"prefixes[{index}]", prefix, (len(images), 2, None, self.width))
-                sequence = _prefixed_block(block, sequence, prefix)
+                sequence = self._apply_block(_prefixed_block, block, sequence, prefix)
             else:
-                sequence = block(sequence)
+                sequence = self._apply_block(block, sequence)
         encoded: Tensor = self.vit.norm(sequence)
         return encoded
 
@@ -165,6 +169,14 @@ class PromptableViT(nn.Module):
         finally:
             for module in training:
                 module.training = True
+
+    def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
+        """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""
+        is_recomputed = self.gradient_checkpointing and torch.is_grad_enabled()
+        output: Tensor = (
+            checkpoint(function, *inputs, use_reentrant=False) if is_recomputed else function(*inputs)
+        )
+        return output
 
     def _embed(self, images: Tensor) -> Tensor:
         """Return class token and patches with their positions (N,1+P,D)."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from vbm_ptm.errors import UsageError
+from vbm_ptm.launch import num_nodes, num_processes
 
 __all__ = [
     "Accelerator",
@@ -20,13 +24,25 @@ __all__ = [
     "Precision",
     "Tracker",
     "build_accelerator",
+    "describe_ranks",
     "finish_trackers",
     "start_trackers",
+    "wait_for_ranks",
 ]
+
+logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["no", "bf16", "fp16"]
 Tracker = Literal["tensorboard", "wandb"]
+
+# What Accelerate's launcher sets where weights are to be cut into pieces.
+_SHARDING = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
+}
 
 
 def build_accelerator(
@@ -35,6 +51,7 @@ def build_accelerator(
     mixed_precision: Precision = "no",
     trackers: Sequence[Tracker] = (),
     directory: Path | None = None,
+    rank_timeout: timedelta = timedelta(minutes=10),
 ) -> Accelerator:
     """Return an Accelerator for one run, forgetting the settings of an earlier run in this process.
 
@@ -43,11 +60,18 @@ def build_accelerator(
         mixed_precision: What the forward pass computes in.
         trackers: Experiment trackers that receive every reading of the losses and every accuracy.
         directory: Where trackers write files.
+        rank_timeout: How long a rank waits for the others, at the start and later.
 
     Raises:
-        UsageError: The device or a tracker's package is not there, or fp16 is asked for on a CPU, which would
-            compute it in fp32 silently.
+        UsageError: The device or a tracker's package is not there; the launcher asks for sharding; not all ranks come
+            in time; or fp16 is asked for on a CPU, which would compute it in fp32 silently.
     """
+    sharding = [name for key, name in _SHARDING.items() if os.environ.get(key, "").lower() in ("true", "1")]
+    if sharding:
+        raise UsageError(
+            f"{' and '.join(sharding)} is not supported: an 86 M backbone needs no sharding. "
+            "Launch with plain data parallelism (accelerate launch --multi_gpu)."
+        )
     available = {
         "auto": True,
         "cpu": True,
@@ -65,23 +89,57 @@ def build_accelerator(
     AcceleratorState._reset_state()
     if PartialState._shared_state and PartialState().num_processes == 1:
         PartialState._reset_state()  # another device may be chosen; a process group must stay as it is
-    accelerator = Accelerator(
-        cpu=device == "cpu",
-        mixed_precision=mixed_precision,
-        gradient_accumulation_steps=1,
-        log_with=list(trackers) or None,
-        project_dir=directory,
-        # All ranks hold equal buffers; DDP would send them in every step, and class statistics are buffers.
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
-    )
+    try:
+        accelerator = Accelerator(
+            cpu=device == "cpu",
+            mixed_precision=mixed_precision,
+            log_with=list(trackers) or None,
+            project_dir=directory,
+            kwargs_handlers=[
+                # All ranks hold equal buffers; DDP would send them in every step, and class statistics are buffers.
+                DistributedDataParallelKwargs(broadcast_buffers=False),
+                InitProcessGroupKwargs(timeout=rank_timeout),
+            ],
+        )
+    except RuntimeError as error:
+        if torch.distributed.is_initialized() or num_processes() == 1:
+            raise
+        raise UsageError(_start_problem(error, rank_timeout)) from error
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise UsageError("trainer.mixed_precision 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'.")
-    if str(accelerator.distributed_type).split(".")[-1] in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
-        raise UsageError(
-            f"{accelerator.distributed_type} is not supported: an 86 M backbone needs no sharding. "
-            "Launch with plain data parallelism (accelerate launch --multi_gpu)."
-        )
+    # Accumulation is the trainer's: Accelerate would divide by a number of its own, which the launcher may set.
+    accelerator.gradient_accumulation_steps = 1
     return accelerator
+
+
+def _start_problem(error: RuntimeError, rank_timeout: timedelta) -> str:
+    rank, address, port = (os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    return (
+        f"rank {rank} did not meet all {num_processes()} processes of this run at {address}:{port} within "
+        f"{rank_timeout / timedelta(minutes=1):g} minutes ({str(error).splitlines()[0]}). Start the same command on "
+        "every machine, with its own --machine_rank and one --main_process_ip and --main_process_port that all of "
+        "them reach; trainer.rank_timeout_minutes is the limit."
+    )
+
+
+def describe_ranks(accelerator: Accelerator) -> str:
+    """Return ranks, nodes, device and precision in words."""
+    ranks, nodes = accelerator.num_processes, num_nodes()
+    where = f"{ranks} rank{'s' if ranks > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
+    device = accelerator.device.type if ranks > 1 else str(accelerator.device)
+    return f"{where}, device {device}, precision {accelerator.mixed_precision}"
+
+
+def wait_for_ranks(accelerator: Accelerator) -> None:
+    """Wait until all ranks are here, however long one of them works alone, as rank 0 does when it writes a checkpoint.
+
+    A barrier of the process group ends the run after the time that a collective may take. A dead rank ends the wait.
+    """
+    if accelerator.num_processes > 1:
+        group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
+        assert not isinstance(group, int)  # what ranks outside of a group are given
+        torch.distributed.barrier(group)
+        torch.distributed.destroy_process_group(group)
 
 
 def start_trackers(accelerator: Accelerator, config: Mapping[str, Any]) -> None:
