@@ -109,7 +109,7 @@ def domainnet_miniature(
         lines: dict[str, list[str]] = {"train": [], "test": []}
         for label, name in enumerate(domainnet_classes(num_classes)):
             (folder / domain / name).mkdir(parents=True)
-            num_train = 1 + (label + rank) % 3 // 2
+            num_train = 1 + (label + rank) % 3 // 2 + (domain == "quickdraw")
             for number in range(num_train + 1):
                 path = f"{domain}/{name}/{domain}_{label + 1:03d}_{number + 1:06d}.jpg"
                 content = picture(label, of=num_classes, number=10 * rank + number)

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import miniatures
 from PIL import Image
 
 from vbm_ptm.config import compose
@@ -39,3 +40,16 @@ def test_imagenet_r_miniature__has_all_classes_of_uneven_size(imagenet_r_argumen
     assert found.record["train"]["min_images_per_class"] == 1
     assert found.record["train"]["max_images_per_class"] > 3
     assert modes(found) == {"RGB", "L", "CMYK"}
+
+
+def test_domainnet_miniature__has_lists_whose_numbers_order_the_classes(
+    domainnet_arguments: list[str],
+) -> None:
+    found = load([*domainnet_arguments, "--set", "dataset.verify=none"])
+    assert found.class_names == tuple(miniatures.domainnet_classes())
+    assert found.class_names != tuple(sorted(found.class_names))
+    assert "train" in found.class_names
+    assert tuple(found.record["train"]["images_per_domain"]) == miniatures.DOMAINS
+    assert len(set(found.record["train"]["images_per_domain"].values())) > 1
+    assert [each["split"] for each in found.record["lists"]] == ["train"] * 6 + ["test"] * 6
+    assert found.record["ignored_files"]["count"] == 0

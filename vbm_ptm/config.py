@@ -202,7 +202,8 @@ def compose(
     composed = ComposedConfig()
     if dataset is not None:
         try:
-            composed.merge(*_dataset_tree(dataset))
+            for tree_and_origin in _dataset_trees(dataset):
+                composed.merge(*tree_and_origin)
         except UsageError as error:
             problems += error.problems
     if learner is not None:
@@ -294,13 +295,19 @@ def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | N
     return "embedded" if "embedded" in presets else next(iter(presets), "none")
 
 
-def _dataset_tree(dataset: str) -> tuple[Tree, str]:
-    """Return the partial configuration that a data set's name, file or folder stands for, and its origin."""
+def _dataset_trees(dataset: str) -> list[tuple[Tree, str]]:
+    """Return the partial configurations that a data set's name, file or folder stands for, and their origins.
+
+    A file may name another one as its ``base``, over whose settings its own win.
+    """
     file = find_config(f"datasets/{dataset}", is_optional=True)
     if file is None and dataset.endswith((".yaml", ".yml")):
         file = find_config(dataset)
     if file is not None:
-        return read_yaml(file), str(file)
+        contents = read_yaml(file)
+        base = contents.pop("base", None)
+        bases = [] if base is None else [find_config(f"datasets/{_single(base, 'base')}")]
+        return [*((read_yaml(other), str(other)) for other in bases), (contents, str(file))]
     try:
         path = absolute(Path(dataset))
     except ValueError as error:
@@ -309,7 +316,7 @@ def _dataset_tree(dataset: str) -> tuple[Tree, str]:
         default = find_config("datasets/folder", is_optional=True)
         tree = read_yaml(default) if default else {}
         merge(tree, {"dataset": {"name": path.resolve().stem, "path": str(path)}})
-        return tree, f"--dataset {dataset}"
+        return [(tree, f"--dataset {dataset}")]
     raise UsageError(
         unknown_name("data set", dataset, list_configs("datasets"))
         + " Or give a folder, a parquet file or a YAML file."

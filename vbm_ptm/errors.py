@@ -49,3 +49,10 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> str:
     nearest = nearest_name(given, names)
     hint = f" Did you mean '{nearest}'?" if nearest else ""
     return f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names) or '(none)'}."
+
+
+def some_names(names: Iterable[str], *, limit: int = 10) -> str:
+    """Return the first names in quotes and how many more there are."""
+    names = list(names)
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(f"'{name}'" for name in names[:limit]) + rest

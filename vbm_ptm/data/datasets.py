@@ -5,27 +5,29 @@ Shapes: N images of a split, K classes.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import unicodedata
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field, model_validator
 
+from vbm_ptm.data.expected import ExpectedCounts, compare
 from vbm_ptm.data.folders import Layout, expected_tree
-from vbm_ptm.data.images import check_images, decode_image
+from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.integrity import empty_images, undecodable_images
+from vbm_ptm.data.listed_split import DividedSource, divide
 from vbm_ptm.data.sources import DIGITS, Columns, Source, SourceSplit, open_digits, open_hub, open_path
+from vbm_ptm.data.split_lists import ListFiles, read_lists
+from vbm_ptm.data.splits import hold_out, select, select_domains, split_sha256
 from vbm_ptm.data.transforms import TransformsConfig
-from vbm_ptm.errors import UsageError, unknown_name
+from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.settings import AbsolutePath, Settings
 
 __all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_image_dataset"]
@@ -45,16 +47,25 @@ class DatasetSpec(Settings):
         revision: Branch, tag or commit of a hub data set.
         path: An image folder, a parquet file, a folder of parquet files, or what ``save_to_disk`` wrote;
             wins over `source`.
-        layout: Of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), or found out (auto).
+        layout: Of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), one of these two, whichever
+            it is (auto), ``<domain>/<class>/`` (domains), or no meaning of folders (listed: lists name the classes).
         image_column: Column with the images (tables only).
         label_column: Column with the class: class labels, integers or text (tables only).
         domain_column: Column with the domain (tables only).
         train_split: Name of the training split or folder.
         test_split: Name of the test split or folder.
+        domains: Only these domains; all without it.
+        split_file: CSV with columns path, split (train or test) and, if wanted, label and domain. It alone decides
+            which image is where, as ``vbm-ptm split`` writes it; wins over the lists.
+        train_list: Files, or patterns of files, that list the training images: CSV, YAML (lists ``data`` and
+            ``targets``) or text (``path`` or ``path label`` in a line), looked for in the current directory, then
+            below `path`.
+        test_list: The same for test images.
         test_fraction: Part of every class that is held out where there is no test split.
         validation_fraction: If above 0, this part of every class of the training data becomes the test
             split and the real one is not touched: for tuning.
         num_classes: Checked against what was found.
+        expected: Name of a variant -> numbers of images. Other numbers are warned about.
         on_bad_image: Refuse to start with images that cannot be decoded, or leave them out.
         verify: Decode every image before training (full), look for empty files only (none: not even that);
             auto is full up to 20,000 images.
@@ -72,9 +83,14 @@ class DatasetSpec(Settings):
     domain_column: str | None = None
     train_split: str = "train"
     test_split: str = "test"
+    domains: tuple[str, ...] | None = Field(default=None, min_length=1)
+    split_file: AbsolutePath | None = None
+    train_list: ListFiles | None = None
+    test_list: ListFiles | None = None
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     validation_fraction: float = Field(default=0.0, ge=0, lt=1)
     num_classes: int | None = Field(default=None, ge=1)
+    expected: dict[str, ExpectedCounts] | None = None
     on_bad_image: Literal["error", "skip"] = "error"
     verify: Literal["auto", "full", "none"] = "auto"
     transforms: TransformsConfig = TransformsConfig()
@@ -85,7 +101,18 @@ class DatasetSpec(Settings):
             raise ValueError("on_bad_image=skip has to decode every image: verify=none does not go with it")
         if self.train_split == self.test_split:
             raise ValueError(f"train_split and test_split are both '{self.train_split}'")
+        if self.test_list and not self.train_list:
+            raise ValueError(
+                "test_list names the test images, but nothing names those for training: set train_list"
+            )
+        if self.layout == "listed" and not self.has_lists:
+            raise ValueError("layout=listed takes classes from lists: set split_file or train_list")
         return self
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether lists say which image is in which split."""
+        return self.split_file is not None or bool(self.train_list)
 
 
 @dataclass(frozen=True)
@@ -143,14 +170,22 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     The outcome depends on names alone: not on the order of files, the machine or any training seed.
 
     Raises:
-        UsageError: The data set is not there, cannot be read as configured, or holds bad images.
+        UsageError: The data set is not there, cannot be read as configured, or holds bad images: all that can be
+            told at once.
     """
     source = _open(spec)
+    if spec.domains and (source.train.domains is not None or not spec.has_lists):
+        source = select_domains(source, spec.domains)
+    listed = _read_splits(source, spec) if spec.has_lists else None
+    if listed is not None:
+        source = listed.source
     has_test_split = source.test is not None
     if spec.validation_fraction > 0:
         source = replace(source, test=None)
-    _refuse_wrong_classes(source, spec)
-    source, checks = _check(source, spec)
+    problems = [*(listed.problems if listed else ()), *_wrong_classes(source, spec)]
+    source, checks, bad = _check(source, spec, missing=listed.missing if listed else ())
+    if problems or bad:
+        raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in problems), *bad)
     train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
     class_names = train.label_names
     splits = (_image_split("train", train, class_names), _image_split("test", test, class_names))
@@ -162,6 +197,10 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         **checks,
         **{split.name: _describe(split, class_names) for split in splits},
     }
+    record["expected"], record["warnings"] = _compare(record, spec, listed)
+    for name in ("ignored_files", "unlisted_images"):
+        if name in record:  # a result keeps a few names only
+            record[name] = {"count": len(record[name]), "first": record[name][:100]}
     for split in splits:
         counts = record[split.name]
         logger.info(
@@ -169,19 +208,94 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
             *(spec.name, source.record.get("layout", source.record["kind"]), split.name, counts["images"]),
             *(counts["classes"], counts["min_images_per_class"], counts["max_images_per_class"]),
         )
-        missing = counts["classes_without_images"]
-        if missing:
-            what = "training" if split.name == "train" else "test"
-            logger.warning(
-                "%s: %d classes without %s images: %s", spec.name, len(missing), what, _some(missing)
-            )
+    for warning in record["warnings"]:
+        logger.warning("%s: %s", spec.name, warning)
     return ImageDatasets(
         train=splits[0],
         test=splits[1],
         class_names=class_names,
-        split_sha256=_split_sha256(splits, class_names),
+        split_sha256=split_sha256(
+            {split.name: (class_names, split.labels, split.source_names) for split in splits}
+        ),
         record=record,
     )
+
+
+def _read_splits(source: Source, spec: DatasetSpec) -> DividedSource:
+    """Divide a source by the lists of a configuration."""
+    lists = read_lists(
+        spec.path,
+        split_file=spec.split_file,
+        train_list=() if spec.split_file else spec.train_list or (),
+        test_list=() if spec.split_file else spec.test_list or (),
+    )
+    divided = divide(source, lists.entries, domains=spec.domains)
+    if divided.problems and not len(divided.source.train.labels):
+        raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in divided.problems))
+    ignored = [
+        file
+        for file in source.record.get("ignored_files", ())
+        if os.path.join(source.record["location"], file) not in {each["file"] for each in lists.record}
+    ]
+    record = {
+        **source.record,
+        **({"ignored_files": ignored} if "ignored_files" in source.record else {}),
+        "lists": lists.record,
+        "unlisted_images": list(divided.unlisted),
+    }
+    listed = replace(divided.source, record=record)
+    if spec.domains:
+        listed = select_domains(listed, spec.domains)
+    return replace(divided, source=listed)
+
+
+def _compare(
+    record: dict[str, Any], spec: DatasetSpec, listed: DividedSource | None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return how the images differ from the published ones, and all that is worth a warning."""
+    warnings = [
+        f"{len(names)} {what}: {some_names(names)}"
+        for what, names in (
+            ("class folders without images, which are no classes", record.get("empty_class_folders")),
+            ("files that are not images of a class, ignored", record.get("ignored_files")),
+            ("folders that belong to no split, ignored", record.get("unused_folders")),
+            ("images in no list, left out", record.get("unlisted_images")),
+            ("images listed more than once, used once", listed and listed.repeated),
+            ("classes without training images", record["train"]["classes_without_images"]),
+            ("classes without test images", record["test"]["classes_without_images"]),
+        )
+        if names
+    ]
+    if spec.expected is None or spec.validation_fraction > 0:
+        return None, warnings
+    has_own_split = bool(spec.split_file or record["held_out"] or record["skipped_images"])
+    domains = {
+        name: (count, record["test"]["images_per_domain"].get(name, 0))
+        for name, count in record["train"]["images_per_domain"].items()
+    }
+    compared = compare(
+        spec.expected,
+        (record["train"]["images"], record["test"]["images"]),
+        domains,
+        has_own_split=has_own_split,
+    )
+    if compared.differences:
+        warnings.append(
+            f"not the images of '{compared.variant}': {_first(compared.differences)}. Look for what is missing, or "
+            "set dataset.expected=null if these are the images you want"
+        )
+    if compared.missing_domains and not spec.domains:
+        warnings.append(
+            f"{len(domains)} of {len(domains) + len(compared.missing_domains)} domains are there; without: "
+            f"{some_names(compared.missing_domains)}"
+        )
+    return {
+        "variant": None if compared.differences else compared.variant,
+        "nearest": compared.variant,
+        "differences": list(compared.differences),
+        "missing_domains": list(compared.missing_domains),
+        "has_own_split": has_own_split,
+    }, warnings
 
 
 def _open(spec: DatasetSpec) -> Source:
@@ -197,7 +311,7 @@ def _open(spec: DatasetSpec) -> Source:
     if spec.source is None:
         raise UsageError(
             f"data set '{spec.name}' has no images of its own: set dataset.path to a local image folder, "
-            f"parquet file or saved data set. {expected_tree('<path>')}"
+            f"parquet file or saved data set. {expected_tree('<path>', spec.layout)}"
         )
     if spec.source.startswith("builtin:"):
         if spec.source != DIGITS:
@@ -213,53 +327,63 @@ def _open(spec: DatasetSpec) -> Source:
     )
 
 
-def _refuse_wrong_classes(source: Source, spec: DatasetSpec) -> None:
-    """Raise where the classes are not those that were announced, or not the same in both splits."""
+def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
+    """Say where the classes are not those that were announced, or not the same in both splits."""
     class_names = source.train.label_names
+    problems = []
     if spec.num_classes not in (None, len(class_names)):
-        raise UsageError(
-            f"data set '{spec.name}': dataset.num_classes={spec.num_classes}, but {len(class_names)} classes "
-            f"were found: {_some(class_names)}."
+        problems.append(
+            f"dataset.num_classes={spec.num_classes}, but {len(class_names)} classes were found: "
+            f"{some_names(class_names)}."
         )
     if source.test is not None:
         used = (source.test.label_names[label] for label in np.unique(source.test.labels))
         unknown = [name for name in used if name not in class_names]
         if unknown:
-            raise UsageError(
-                f"data set '{spec.name}': the test split has classes that the training split does not know: "
-                f"{_some(unknown)}. Known are: {_some(class_names)}."
+            problems.append(
+                f"the test split has classes that the training split does not know: {some_names(unknown)}. Known are: "
+                f"{some_names(class_names)}."
             )
+    return problems
 
 
-def _check(source: Source, spec: DatasetSpec) -> tuple[Source, dict[str, Any]]:
-    """Look for bad images; raise one error that names all of them, or leave them out."""
+def _check(
+    source: Source, spec: DatasetSpec, *, missing: Sequence[str]
+) -> tuple[Source, dict[str, Any], list[str]]:
+    """Look for bad images, listed ones that are missing among them; leave them out or say what they are.
+
+    Returns:
+        The source without its bad images, what a result should say, and what is wrong, a line for each image.
+    """
     splits = [split for split in (source.train, source.test) if split is not None]
-    total = sum(len(split.labels) for split in splits)
-    if source.record["location"] == DIGITS or spec.verify == "none":
-        return source, {"verified": "nothing", "skipped_images": []}
-    full = spec.on_bad_image == "skip" or spec.verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK
-    if not full:
+    total = sum(len(split.labels) for split in splits) + len(missing)
+    is_checked = source.record["location"] != DIGITS and spec.verify != "none"
+    full = is_checked and (
+        spec.on_bad_image == "skip" or spec.verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK
+    )
+    if is_checked and not full:
         logger.info(
             "%s: %d images: only empty and missing files are looked for before training; "
             "dataset.verify=full decodes every image.", spec.name, total,
         )  # fmt: skip
-    find = _undecodable if full else _empty_images
-    bad = [find(split) for split in splits]
-    problems = [problem for found in bad for problem in found.values()]
-    verified = "every image decoded" if full else "no empty or missing files"
+    find = undecodable_images if full else empty_images
+    bad = [find(split) if is_checked else {} for split in splits]
+    problems = [f"cannot read image '{name}': it is listed, but there is no such file." for name in missing]
+    problems += [problem for found in bad for problem in found.values()]
+    verified = "every image decoded" if full else "no empty or missing files" if is_checked else "nothing"
     record: dict[str, Any] = {"verified": verified, "skipped_images": []}
     if not problems:
-        return source, record
+        return source, record, []
     if spec.on_bad_image == "error":
-        raise UsageError(
-            f"data set '{spec.name}': {len(problems)} of {total} images are bad. Replace or delete them, or "
-            f"set dataset.on_bad_image=skip:",
-            *problems,
+        summary = (
+            f"data set '{spec.name}': {len(problems)} of {total} images are bad. Replace or delete them, or set "
+            "dataset.on_bad_image=skip:"
         )
+        return source, record, [summary, *problems]
     for problem in problems:
         logger.warning("%s: skipped: %s", spec.name, problem)
     kept = [
-        _select(split, np.array([i for i in range(len(split.labels)) if i not in found], dtype=np.int64))
+        select(split, np.array([i for i in range(len(split.labels)) if i not in found], dtype=np.int64))
         for split, found in zip(splits, bad, strict=True)
     ]
     lost = sorted(
@@ -267,14 +391,17 @@ def _check(source: Source, spec: DatasetSpec) -> tuple[Source, dict[str, Any]]:
         - {kept[0].label_names[label] for label in np.unique(kept[0].labels)}
     )
     if lost:
-        raise UsageError(
-            f"data set '{spec.name}': without its bad images no training image is left of: {_some(lost)}.",
-            *problems,
-        )
+        summary = f"data set '{spec.name}': without its bad images no training image is left of: {some_names(lost)}."
+        return source, record, [summary, *problems]
     record["skipped_images"] = [
-        split.source_names[index].as_py() for split, found in zip(splits, bad, strict=True) for index in found
+        *missing,
+        *(
+            split.source_names[index].as_py()
+            for split, found in zip(splits, bad, strict=True)
+            for index in found
+        ),
     ]
-    return replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None), record
+    return replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None), record, []
 
 
 def _settle_splits(
@@ -286,15 +413,15 @@ def _settle_splits(
         return train, source.test, None
     if spec.validation_fraction == 0:
         held_out = f"{spec.test_fraction:g} of every class, for want of a test split"
-        train, test = _hold_out(train, spec.test_fraction, "test")
+        train, test = hold_out(train, spec.test_fraction, "test")
     else:
         held_out = f"{spec.validation_fraction:g} of every class, for validation; "
         if has_test_split:
             held_out += "the source's test split is not touched"
         else:
-            train, _ = _hold_out(train, spec.test_fraction, "test")
+            train, _ = hold_out(train, spec.test_fraction, "test")
             held_out += f"the {spec.test_fraction:g} that are held out for testing are not touched"
-        train, test = _hold_out(train, spec.validation_fraction, "validation")
+        train, test = hold_out(train, spec.validation_fraction, "validation")
     if len(test.labels) == 0:
         raise UsageError(
             f"data set '{spec.name}': no class has an image to spare for testing. Give a test split, or more "
@@ -302,65 +429,6 @@ def _settle_splits(
         )
     logger.info("%s: held out: %d images, %s.", spec.name, len(test.labels), held_out)
     return train, test, held_out
-
-
-def _undecodable(split: SourceSplit) -> dict[int, str]:
-    return check_images(
-        lambda index: split.rows[index]["image"],
-        lambda index: str(split.source_names[index].as_py()),
-        len(split.labels),
-    )
-
-
-def _empty_images(split: SourceSplit) -> dict[int, str]:
-    """Return position -> problem of images without bytes, or whose file is missing or empty."""
-    problems: dict[int, str] = {}
-    images = split.rows.with_format("arrow")[:].column("image")
-    position = 0
-    for chunk in images.chunks:
-        sizes = pc.binary_length(chunk.field("bytes")).to_pylist()
-        for size, path in zip(sizes, chunk.field("path"), strict=True):
-            problem = None
-            if size is None:
-                try:
-                    size = os.stat(path.as_py() or "").st_size
-                except OSError:
-                    problem = "there is no such file"
-            if size == 0:
-                problem = "the file is empty"
-            if problem:
-                problems[position] = f"cannot read image '{split.source_names[position].as_py()}': {problem}."
-            position += 1
-    return problems
-
-
-def _select(split: SourceSplit, indices: NDArray[np.int64]) -> SourceSplit:
-    return replace(
-        split,
-        rows=split.rows.select(indices),
-        labels=split.labels[indices],
-        domains=None if split.domains is None else split.domains[indices],
-        source_names=split.source_names.take(pa.array(indices)),
-    )
-
-
-def _hold_out(split: SourceSplit, fraction: float, purpose: str) -> tuple[SourceSplit, SourceSplit]:
-    """Divide a split per class (and domain); return what stays and what is held out.
-
-    The images of a class are ordered by a hash of their names and the first ones are held out: at least
-    one, but never the last image of a class.
-    """
-    groups: dict[tuple[int, str], list[tuple[bytes, int]]] = {}
-    for index, (label, name) in enumerate(zip(split.labels, split.source_names.to_pylist(), strict=True)):
-        domain = "" if split.domains is None else str(split.domains[index])
-        key = f"{purpose}|{unicodedata.normalize('NFC', name)}".encode()
-        digest = hashlib.blake2b(key, digest_size=16).digest()
-        groups.setdefault((int(label), domain), []).append((digest, index))
-    is_held_out = np.zeros(len(split.labels), dtype=bool)
-    for members in groups.values():
-        count = min(max(1, int(len(members) * fraction + 0.5)), len(members) - 1)
-        is_held_out[[index for _, index in sorted(members)[:count]]] = True
-    return _select(split, np.flatnonzero(~is_held_out)), _select(split, np.flatnonzero(is_held_out))
 
 
 def _image_split(
@@ -388,20 +456,16 @@ def _describe(split: ImageSplit, class_names: tuple[str, ...]) -> dict[str, Any]
         "min_images_per_class": min(counts),
         "max_images_per_class": max(counts),
         "images_per_class": dict(zip(class_names, counts, strict=True)),
+        "images_per_domain": {} if split.domains is None else _count_domains(split.domains),
         "classes_without_images": missing,
     }
 
 
-def _split_sha256(splits: Iterable[ImageSplit], class_names: tuple[str, ...]) -> str:
-    lines = sorted(
-        unicodedata.normalize("NFC", f"{split.name}\0{class_names[label]}\0{name}\n")
-        for split in splits
-        for label, name in zip(split.labels, split.source_names.to_pylist(), strict=True)
-    )
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+def _count_domains(domains: NDArray[np.str_]) -> dict[str, int]:
+    names, counts = np.unique(domains, return_counts=True)
+    return dict(zip(names.tolist(), counts.tolist(), strict=True))
 
 
-def _some(names: Iterable[str], limit: int = 10) -> str:
-    names = list(names)
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(f"'{name}'" for name in names[:limit]) + rest
+def _first(differences: Sequence[str], limit: int = 4) -> str:
+    rest = f"; and {len(differences) - limit} more" if len(differences) > limit else ""
+    return "; ".join(differences[:limit]) + rest

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vbm_ptm.data.images import IMAGE_SUFFIXES
-from vbm_ptm.errors import UsageError, nearest_name, unknown_name
+from vbm_ptm.errors import UsageError, nearest_name, some_names, unknown_name
 
-Layout = Literal["auto", "split", "flat"]
+Layout = Literal["auto", "split", "flat", "domains", "listed"]
+FoundLayout = Literal["split", "flat", "domains", "listed"]
 
 TEST_SPLIT_NAMES = ("test", "val", "valid", "validation")
 _SPLIT_LIKE = frozenset({"train", "training", "testing", *TEST_SPLIT_NAMES})
@@ -26,12 +27,14 @@ class FolderSplit:
     Attributes:
         folder: The split's folder below the root, or "" where the classes stand directly below it.
         files: Paths relative to the root with "/", sorted by class, then by path; length N.
-        classes: Class name of every file; length N.
+        classes: Class name of every file; length N. "" where only lists can tell.
+        domains: Domain of every file, where folders name domains; length N.
     """
 
     folder: str
     files: tuple[str, ...]
     classes: tuple[str, ...]
+    domains: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,16 @@ class ImageFolder:
     """What was found below one folder.
 
     Attributes:
-        layout: "split" (``train/<class>/``, ``test/<class>/``) or "flat" (``<class>/``).
-        train: All images of a flat folder, or those below the training folder.
+        layout: "split" (``train/<class>/``, ``test/<class>/``), "flat" (``<class>/``), "domains"
+            (``<domain>/<class>/``) or "listed" (folders mean nothing).
+        train: The images below the training folder of a split layout, else all.
         test: The images below the test folder, if there is one.
         empty_class_folders: Class folders without any image; they are no classes.
         ignored_files: Files that are no images, and images outside every class folder.
         unused_folders: Top-level folders that belong to no split.
     """
 
-    layout: Literal["split", "flat"]
+    layout: FoundLayout
     train: FolderSplit
     test: FolderSplit | None
     empty_class_folders: tuple[str, ...]
@@ -55,8 +59,12 @@ class ImageFolder:
     unused_folders: tuple[str, ...]
 
 
-def expected_tree(root: str | Path) -> str:
+def expected_tree(root: str | Path, layout: Layout = "auto") -> str:
     """Word the folder trees that can be read."""
+    if layout == "domains":
+        return f"Expected {root}/<domain>/<class>/*.jpg."
+    if layout == "listed":
+        return f"Expected {root} with the images that the lists name."
     return (
         f"Expected {root}/train/<class>/*.jpg with {root}/test/<class>/*.jpg, "
         f"or {root}/<class>/*.jpg (a part is then held out for testing)."
@@ -72,7 +80,8 @@ def read_image_folder(
 
     Args:
         root: The folder.
-        layout: "auto" decides by what stands in the training folder and refuses what reads two ways.
+        layout: "auto" decides between split and flat by what stands in the training folder and refuses what
+            reads two ways.
         train_split: Name of the training folder.
         test_split: Name of the test folder; for "test", also val, valid and validation are looked for.
 
@@ -83,18 +92,14 @@ def read_image_folder(
     if not tree.images:
         raise UsageError(
             f"no images below '{root}' ({_count(tree.folders, 'folder')}, {_count(tree.other_files, 'file')} "
-            f"of other kinds). {expected_tree(root)}"
+            f"of other kinds). {expected_tree(root, layout)}"
         )
     if layout == "auto":
         layout = _detect_layout(root, tree, train_split, test_split)
         if layout == "flat":
             _refuse_unused_split_names(root, tree, train_split, test_split)
-    if layout == "flat":
-        if not tree.direct and not tree.nested:
-            raise UsageError(
-                f"'{root}' holds {_count(tree.images, 'image')} but no class folders: images need a class. "
-                f"{expected_tree(root)}"
-            )
+    if layout != "split":
+        _refuse_missing_folders(root, tree, layout)
         return _arrange(tree, layout, train="", test=None, unused=())
     if tree.nested[train_split] == 0:
         raise UsageError(
@@ -216,7 +221,7 @@ def _refuse_undecodable_names(root: Path, names: list[str]) -> None:
     except UnicodeEncodeError:
         bad = sorted(ascii(name) for name in names if not _is_text(name))
         raise UsageError(
-            f"file names below '{root}' that are not UTF-8: {_some(bad)}. Rename them."
+            f"file names below '{root}' that are not UTF-8: {some_names(bad)}. Rename them."
         ) from None
 
 
@@ -240,6 +245,7 @@ def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -
                     f"'{train_split}/' does not. Set dataset.train_split to the training folder's name, or "
                     f"dataset.layout=flat if '{name}' is a class."
                 )
+        _refuse_domains(root, tree)
         return "flat"
     test = _test_folder(root, tree, test_split)
     strays = [
@@ -252,9 +258,39 @@ def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -
     if strays:
         raise UsageError(
             f"'{root}' reads two ways: '{train_split}/' holds class folders, as a split would, but beside it "
-            f"stand other folders with images: {_some(strays)}. {advice}"
+            f"stand other folders with images: {some_names(strays)}. {advice}"
         )
     return "split"
+
+
+def _refuse_domains(root: Path, tree: _Tree) -> None:
+    """Raise where every folder holds the same folders of images, as domains would."""
+    inside: dict[str, set[str]] = {name: set() for name in tree.nested}
+    for path in tree.images:
+        top, *below = path.split("/", 2)
+        if len(below) == 2:
+            inside[top].add(below[0])
+    shared = set.intersection(*inside.values()) if len(inside) > 1 else set()
+    if len(shared) > 1 and not tree.direct:
+        raise UsageError(
+            f"'{root}' reads two ways: each of {some_names(sorted(inside))} holds folders of images of the same names "
+            f"({some_names(sorted(shared), limit=3)}), as domains would. Set dataset.layout=domains, or "
+            f"dataset.layout=flat if they are classes."
+        )
+
+
+def _refuse_missing_folders(root: Path, tree: _Tree, layout: FoundLayout) -> None:
+    """Raise where the folders that name classes are not there."""
+    if layout == "flat" and not tree.direct and not tree.nested:
+        raise UsageError(
+            f"'{root}' holds {_count(tree.images, 'image')} but no class folders: images need a class. "
+            f"{expected_tree(root)} Or set dataset.layout=listed, and lists that name a class for every image."
+        )
+    if layout == "domains" and not tree.nested:
+        raise UsageError(
+            f"'{root}' has no folders <domain>/<class>/ with images, which dataset.layout=domains needs. There "
+            f"are: {', '.join(tree.top_folders) or 'no folders'}. {expected_tree(root, layout)}"
+        )
 
 
 def _refuse_unused_split_names(root: Path, tree: _Tree, train_split: str, test_split: str) -> None:
@@ -291,33 +327,38 @@ def _refuse_shared_folders(root: Path, tree: _Tree, train: str, test: str) -> No
 
 
 def _arrange(
-    tree: _Tree, layout: Literal["split", "flat"], *, train: str, test: str | None, unused: tuple[str, ...]
+    tree: _Tree, layout: FoundLayout, *, train: str, test: str | None, unused: tuple[str, ...]
 ) -> ImageFolder:
     """Sort the images of a tree into splits and classes."""
-    class_depth = 0 if layout == "flat" else 1
-    found: dict[str, list[tuple[str, str]]] = {train: [], test or train: []}
+    class_depth = {"listed": -1, "flat": 0, "domains": 1, "split": 1}[layout]
+    found: dict[str, list[tuple[str, str, str]]] = {train: [], test or train: []}
+    filled: set[str] = set()
     ignored = [path for path in tree.other_files if path.partition("/")[0] not in unused]
     for path in tree.images:
-        parts = path.split("/", class_depth + 1)
+        parts = path.split("/", class_depth + 1) if class_depth >= 0 else [path]
         split = parts[0] if layout == "split" else ""
         if split in unused:
             continue
         if len(parts) < class_depth + 2:
             ignored.append(path)
         else:
-            found[split].append((parts[class_depth], path))
-    with_images = {(split, name) for split, files in found.items() for name, _ in files}
+            name = parts[class_depth] if class_depth >= 0 else ""
+            found[split].append((name, path, parts[0]))
+            filled.add("/".join(parts[:-1]))
     empty = [
         folder
         for folder in tree.folders
         if folder.count("/") == class_depth
-        and (split := folder.partition("/")[0] if layout == "split" else "") in found
-        and (split, folder.rpartition("/")[2]) not in with_images
+        and folder not in filled
+        and (layout != "split" or folder.partition("/")[0] in found)
     ]
 
     def split_of(folder: str) -> FolderSplit:
         files = sorted(found[folder])
-        return FolderSplit(folder, tuple(path for _, path in files), tuple(name for name, _ in files))
+        domains = tuple(domain for *_, domain in files) if layout == "domains" else None
+        return FolderSplit(
+            folder, tuple(path for _, path, _ in files), tuple(name for name, *_ in files), domains
+        )
 
     return ImageFolder(
         layout=layout,
@@ -331,9 +372,3 @@ def _arrange(
 
 def _count(things: list[str], noun: str) -> str:
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
-
-
-def _some(names: Iterable[str], limit: int = 10) -> str:
-    names = list(names)
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(f"'{name}'" for name in names[:limit]) + rest

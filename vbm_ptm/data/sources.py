@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ def open_path(path: Path, *, columns: Columns, layout: Layout, train_split: str,
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         nearest = nearest_name(path.name, siblings)
         hint = f" Did you mean '{path.parent / nearest}'?" if nearest else ""
-        raise UsageError(f"dataset.path: there is nothing at '{path}'.{hint} {expected_tree(path)}")
+        raise UsageError(f"dataset.path: there is nothing at '{path}'.{hint} {expected_tree(path, layout)}")
     path = path.absolute()
     if path.is_file():
         if path.suffix.lower() != ".parquet":
@@ -118,7 +119,7 @@ def open_path(path: Path, *, columns: Columns, layout: Layout, train_split: str,
     if columns.domain is not None:
         raise UsageError(
             f"dataset.domain_column='{columns.domain}' names a column, but '{path}' is an image folder, "
-            f"which has none. Save the data set as parquet with such a column, or leave the setting out."
+            f"which has none. Set dataset.layout=domains for folders <domain>/<class>/, or leave the setting out."
         )
     return _open_folder(path, layout, train_split, test_split)
 
@@ -171,23 +172,17 @@ def _open_folder(root: Path, layout: Layout, train_split: str, test_split: str) 
     found = read_image_folder(root, layout=layout, train_split=train_split, test_split=test_split)
 
     def split(name: str, part: FolderSplit) -> SourceSplit:
-        names, labels = np.unique(np.array(part.classes, dtype=object), return_inverse=True)
+        names = sorted(set(part.classes))
+        ids = {class_name: index for index, class_name in enumerate(names)}
         return SourceSplit(
             name=name,
-            rows=_image_rows([None] * len(part.files), [str(root / file) for file in part.files]),
+            rows=_image_rows([None] * len(part.files), [os.path.join(root, file) for file in part.files]),
             label_names=tuple(names),
-            labels=labels.astype(np.int64),
-            domains=None,
+            labels=np.array([ids[class_name] for class_name in part.classes], dtype=np.int64),
+            domains=None if part.domains is None else np.array(part.domains, dtype=np.str_),
             source_names=pa.array(part.files, pa.string()),
         )
 
-    for what, names in (
-        ("class folders without images, which are no classes", found.empty_class_folders),
-        ("files that are not images of a class, ignored", found.ignored_files),
-        ("folders that belong to no split, ignored", found.unused_folders),
-    ):
-        if names:
-            logger.warning("%s: %d %s: %s", root, len(names), what, ", ".join(names[:10]))
     return Source(
         train=split("train", found.train),
         test=None if found.test is None else split("test", found.test),
@@ -197,7 +192,7 @@ def _open_folder(root: Path, layout: Layout, train_split: str, test_split: str) 
             "layout": found.layout,
             "test_folder": found.test and found.test.folder,
             "empty_class_folders": list(found.empty_class_folders),
-            "ignored_files": {"count": len(found.ignored_files), "first": list(found.ignored_files[:100])},
+            "ignored_files": list(found.ignored_files),
             "unused_folders": list(found.unused_folders),
         },
     )
