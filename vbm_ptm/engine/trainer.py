@@ -1,51 +1,39 @@
 """The training loop: every learner, with one view or many, on one rank or several.
 
-Per task: begin_task -> device -> new optimizer -> prepare -> epochs -> end_task -> evaluate -> checkpoint.
+Per task: begin_task -> device -> training steps -> end_task -> evaluate -> checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from pydantic import Field
-from torch import Tensor, nn
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import (
-    LoaderConfig,
-    MultiViewDataset,
-    TrainLoader,
-    ViewBatchConfig,
-    ViewBatchSampler,
-    effective_views,
-)
+from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, ViewBatchSampler
 from vbm_ptm.engine.acceleration import Precision, Tracker
 from vbm_ptm.engine.checkpoint import CheckpointStore
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
-from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer, set_learning_rate
+from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.readings import Readings
+from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.engine.workload import training_workload
-from vbm_ptm.learners.base import Learner, LearnerOutput
+from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
-from vbm_ptm.randomness import seed_for, seed_step, seeded
+from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-Integers = npt.NDArray[np.int64]
 
 
 class TrainerConfig(Settings):
@@ -156,7 +144,7 @@ class Trainer:
         self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
 
         started = time.monotonic()
-        visits, num_steps, num_images, num_views = self._train(task, display)
+        training = self._train(task, display)
         trained = time.monotonic()
         display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · end of task")
         self.learner.eval()
@@ -175,12 +163,12 @@ class Trainer:
 
         record = TaskRecord(
             task_index=task.index,
-            num_samples=len(visits),
-            num_views=num_views,
-            num_steps=num_steps,
-            num_images=num_images,
-            min_visits=int(visits.min(initial=num_steps)),
-            max_visits=int(visits.max(initial=0)),
+            num_samples=len(training.visits),
+            num_views=training.num_views,
+            num_steps=training.num_steps,
+            num_images=training.num_images,
+            min_visits=int(training.visits.min(initial=training.num_steps)),
+            max_visits=int(training.visits.max(initial=0)),
             learner_report=self.learner.report(task),
             parameters=parameters,
             training_seconds=round(trained - started, 3),
@@ -197,98 +185,37 @@ class Trainer:
             self.store.save(self.learner, self.state())
         self.accelerator.wait_for_everyone()
 
-    def _train(self, task: Task, display: ProgressDisplay) -> tuple[Integers, int, int, int]:
-        """Run the task's epochs; return visits per sample, steps, images and views."""
-        rows = self.benchmark.training_rows(task)
-        visits = np.zeros(len(rows), dtype=np.int64)
-        num_views = effective_views(len(rows), self.view_batch.num_views)
-        groups = self.learner.parameter_groups()
-        if not groups:
+    def _train(self, task: Task, display: ProgressDisplay) -> TaskTraining:
+        """Run the task's epochs."""
+        training = TaskTraining(
+            self.learner,
+            task,
+            sampler=self._sampler(task),
+            benchmark=self.benchmark,
+            objective=self.objective,
+            optimization=self.optimization,
+            loading=self.loading,
+            max_steps=self.config.max_steps_per_task,
+            log_every=self.config.log_every,
+            accelerator=self.accelerator,
+            seed=self.seed,
+            readings=Readings(
+                self.accelerator, self.log, task_index=task.index, first_step=self._tracker_step()
+            ),
+            display=display,
+        )
+        if training.is_complete:
             display.advance(self._steps_of(task))  # planned before anybody could know
-            return visits, 0, 0, num_views
-        if num_views < self.view_batch.num_views:
+        elif training.num_views < self.view_batch.num_views:
             logger.warning(
                 "task %d has %d samples: %d views in place of %d",
-                *(task.index, len(rows), num_views, self.view_batch.num_views),
+                *(task.index, len(training.visits), training.num_views, self.view_batch.num_views),
             )
-        sampler, loader = self._steps(task, rows)
-        self.learner.train()
-        # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
-        model, optimizer = self.accelerator.prepare(
-            _TrainingForward(self.learner), build_optimizer(self.optimization, groups)
-        )
-        trained = [parameter for group in groups for parameter in group.parameters]
-        readings = _Readings(self.accelerator, self.log, task.index, first_step=self._tracker_step())
-        num_steps = num_images = 0
-        for epoch in range(self.optimization.epochs):
-            if num_steps == self.config.max_steps_per_task:
-                break
-            loader.set_epoch(epoch)
-            if epoch == 0:
-                display.show(self._where(task, epoch))
-            set_learning_rate(optimizer, self.optimization, epoch)
-            for step, (positions, batch) in enumerate(zip(sampler.steps(), loader, strict=True)):
-                if num_steps == self.config.max_steps_per_task:
-                    break
-                # Ranks agree where they wait for each other anyway.
-                if self.accelerator.num_processes == 1 or num_steps % self.config.log_every == 0:
-                    self._stop_if_asked()
-                seed_step(seed_for("step", seed=self.seed, task=task.index, epoch=epoch, sample=step))
-                batch = batch.to(self.accelerator.device, non_blocking=True)
-                output = model(batch.images.flatten(0, 1), batch.labels.repeat_interleave(num_views))
-                loss, parts = self.objective(
-                    output,
-                    batch.labels,
-                    num_views=num_views,
-                    num_global_groups=batch.num_global_groups,
-                    num_ranks=self.accelerator.num_processes,
-                )
-                self.accelerator.backward(loss)
-                if self.optimization.clip_gradient_norm is not None:
-                    self.accelerator.clip_grad_norm_(trained, self.optimization.clip_gradient_norm)
-                optimizer.step()
-                optimizer.zero_grad()
-                visits[positions] += 1
-                num_steps += 1
-                num_images += len(positions) * num_views
-                readings.add(
-                    parts,
-                    epoch=epoch,
-                    step=step,
-                    images=len(positions) * num_views,
-                    groups=len(positions),
-                    views=num_views,
-                    learning_rates={group["name"]: group["lr"] for group in optimizer.param_groups},
-                )
-                display.advance()
-                if num_steps % self.config.log_every == 0:
-                    display.show(self._where(task, epoch), readings.read())
-            display.end_epoch(self._where(task, epoch), readings.end_epoch())
-        self.accelerator.free_memory()
-        return visits, num_steps, num_images, num_views
-
-    def _steps(self, task: Task, rows: Integers) -> tuple[ViewBatchSampler, TrainLoader]:
-        """Return what a step of the task holds, over all ranks and on this one."""
-        train, num_views = self.benchmark.datasets.train, self.view_batch.num_views
-        sampler = self._sampler(task, len(rows))
-        dataset = MultiViewDataset(
-            train,
-            rows=rows,
-            class_indices=self.benchmark.class_indices(train),
-            transforms=self.benchmark.transforms,
-            num_views=num_views,
-            seed=self.seed,
-            task_index=task.index,
-        )
-        loader = TrainLoader(
-            dataset,
-            sampler=sampler,
-            config=self.loading,
-            rank=self.accelerator.process_index,
-            num_ranks=self.accelerator.num_processes,
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
-        return sampler, loader
+        for _ in training.steps():
+            # Ranks agree where they wait for each other anyway.
+            if self.accelerator.num_processes == 1 or training.num_steps % self.config.log_every == 0:
+                self._stop_if_asked()
+        return training
 
     def _stop_if_asked(self) -> None:
         """Raise on all ranks if a signal has come to one: a rank that left alone would leave the others waiting."""
@@ -300,13 +227,12 @@ class Trainer:
 
     def _steps_of(self, task: Task) -> int:
         workload = training_workload(
-            self._sampler(task, len(self.benchmark.training_rows(task))),
-            epochs=self.optimization.epochs,
-            max_steps=self.config.max_steps_per_task,
+            self._sampler(task), epochs=self.optimization.epochs, max_steps=self.config.max_steps_per_task
         )
         return workload.num_steps
 
-    def _sampler(self, task: Task, num_samples: int) -> ViewBatchSampler:
+    def _sampler(self, task: Task) -> ViewBatchSampler:
+        num_samples = len(self.benchmark.training_rows(task))
         batch_size, num_views = self.optimization.batch_size, self.view_batch.num_views
         return ViewBatchSampler(num_samples, batch_size, num_views, self.seed, task.index)
 
@@ -351,10 +277,6 @@ class Trainer:
         self.matrix = AccuracyMatrix.from_dict(state["matrix"])
         self.records = [TaskRecord(**record) for record in state["records"]]
 
-    def _where(self, task: Task, epoch: int) -> str:
-        num_tasks = len(self.benchmark.scenario.tasks)
-        return f"task {task.index + 1}/{num_tasks} · epoch {epoch + 1}/{self.optimization.epochs}"
-
     def _task_line(self, task: Task, record: TaskRecord, accuracy: float | None) -> str:
         shown = "n/a" if accuracy is None else f"{accuracy:.2f} %"
         seconds = record.training_seconds + record.end_task_seconds + record.evaluation_seconds
@@ -367,76 +289,6 @@ class Trainer:
             f"{record.num_samples} samples, {trained if record.num_steps else 'nothing to train'}; "
             f"accuracy over all seen classes {shown}; {seconds:.1f} s"
         )
-
-
-class _TrainingForward(nn.Module):
-    """All that DDP and autocast wrap; the learner itself stays as it is."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__()
-        self.learner = learner
-
-    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
-        output: LearnerOutput = self.learner(images, labels)
-        return output
-
-
-class _Readings:
-    """Loss parts that stay on the device until they are read, and the check that they are finite."""
-
-    def __init__(self, accelerator: Accelerator, log: RunLog, task_index: int, *, first_step: int) -> None:
-        self._accelerator = accelerator
-        self._log = log
-        self._task_index = task_index
-        self._unread: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
-        self._epoch: list[dict[str, float]] = []
-        self._tracker_step = first_step
-
-    def add(self, parts: dict[str, Tensor], **position: Any) -> None:
-        """Keep what one step reported, and where it was."""
-        self._unread.append((position, parts))
-
-    def read(self) -> dict[str, float]:
-        """Read, check and log the steps since the last reading; return the mean of each part over them.
-
-        Raises:
-            FloatingPointError: A loss is not finite; the message names the first such step.
-        """
-        positions = [position for position, _ in self._unread]
-        names = list(self._unread[0][1])
-        table = torch.stack(
-            [torch.stack([parts[name].float() for name in names]) for _, parts in self._unread]
-        )
-        rows = self._accelerator.reduce(table, reduction="mean").tolist()
-        self._unread.clear()
-        steps = [dict(zip(names, row, strict=True)) for row in rows]
-        for position, values in zip(positions, steps, strict=True):
-            if not math.isfinite(values["loss"]):
-                raise FloatingPointError(
-                    f"the loss is {values['loss']} in task {self._task_index}, epoch {position['epoch']}, "
-                    f"step {position['step']}: {values}. Finished tasks are saved; lower "
-                    "optimization.learning_rate or look at the data."
-                )
-            self._log.write("step", task=self._task_index, **position, **values)
-        self._tracker_step += len(steps)
-        self._accelerator.log(
-            {f"task_{self._task_index}/{name}": value for name, value in _means(steps).items()},
-            step=self._tracker_step,
-        )
-        self._epoch += steps
-        return _means(steps)
-
-    def end_epoch(self) -> dict[str, float]:
-        """Read what is left; return the mean of each part over the epoch."""
-        if self._unread:
-            self.read()
-        means = _means(self._epoch)
-        self._epoch = []
-        return means
-
-
-def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} if steps else {}
 
 
 def parameter_counts(learner: Learner) -> dict[str, int]:

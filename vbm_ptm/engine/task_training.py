@@ -1,0 +1,207 @@
+"""The training steps of one task, from a position that can be told and taken up again.
+
+Shapes: G groups of this rank, V views, N = G * V images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.data.view_batch import (
+    LoaderConfig,
+    MultiViewDataset,
+    TrainLoader,
+    ViewBatch,
+    ViewBatchSampler,
+)
+from vbm_ptm.engine.objective import ViewBatchObjective
+from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer, set_learning_rate
+from vbm_ptm.engine.readings import Readings
+from vbm_ptm.engine.tracking import ProgressDisplay
+from vbm_ptm.engine.workload import training_workload
+from vbm_ptm.learners.base import Learner, LearnerOutput
+from vbm_ptm.randomness import seed_for, seed_step
+
+Integers = npt.NDArray[np.int64]
+
+
+class TaskTraining:
+    """Trains a learner on one task; ``steps`` goes on from the position, wherever it is.
+
+    Args:
+        learner: Has begun the task, and is on its device.
+        task: What to train on.
+        sampler: Decides what the steps hold.
+        benchmark: Data and transforms.
+        objective: The loss.
+        optimization: Epochs, optimizer and schedule.
+        loading: Workers.
+        max_steps: Stop after so many steps; None for all epochs.
+        log_every: Steps between two readings of the losses.
+        accelerator: Devices, ranks and precision.
+        seed: Training seed.
+        readings: Receives the loss parts of every step.
+        display: Shows the position.
+
+    Attributes:
+        num_views: V, fewer than asked for where the task has fewer samples.
+        epoch: Epoch of the next step, from 0.
+        step: Next step in the epoch, from 0.
+        visits: (samples,) how often each sample of the task has been trained on.
+        num_steps: Steps done.
+        num_images: Images that they had, over all ranks.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        task: Task,
+        *,
+        sampler: ViewBatchSampler,
+        benchmark: Benchmark,
+        objective: ViewBatchObjective,
+        optimization: OptimizationConfig,
+        loading: LoaderConfig,
+        max_steps: int | None,
+        log_every: int,
+        accelerator: Accelerator,
+        seed: int,
+        readings: Readings,
+        display: ProgressDisplay,
+    ) -> None:
+        self.learner = learner
+        self.task = task
+        self.sampler = sampler
+        self.benchmark = benchmark
+        self.objective = objective
+        self.optimization = optimization
+        self.loading = loading
+        self.log_every = log_every
+        self.accelerator = accelerator
+        self.seed = seed
+        self.readings = readings
+        self.display = display
+        self.rows = benchmark.training_rows(task)
+        self.groups = learner.parameter_groups()
+        self.num_views = sampler.num_views
+        workload = training_workload(sampler, epochs=optimization.epochs, max_steps=max_steps)
+        self.num_planned_steps = workload.num_steps if self.groups else 0
+        self.epoch = self.step = self.num_steps = self.num_images = 0
+        self.visits: Integers = np.zeros(len(self.rows), dtype=np.int64)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no step is left."""
+        return self.num_steps == self.num_planned_steps
+
+    def steps(self) -> Iterator[None]:
+        """Train to the end of the task; yield after each step, where a run may be stopped."""
+        if self.is_complete:
+            return
+        loader = self._loader()
+        self.learner.train()
+        # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
+        model, optimizer = self.accelerator.prepare(
+            _TrainingForward(self.learner), build_optimizer(self.optimization, self.groups)
+        )
+        self.display.show(self._where())
+        while not self.is_complete:
+            loader.set_epoch(self.epoch, start_step=self.step)
+            set_learning_rate(optimizer, self.optimization, self.epoch)
+            for positions, batch in zip(self.sampler.steps()[self.step :], loader, strict=True):
+                self._take_step(model, optimizer, positions, batch)
+                self._advance(positions)
+                yield
+                if self.is_complete:
+                    break
+        self.accelerator.free_memory()
+
+    def _take_step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
+    ) -> None:
+        """Forward, backward, one step of the optimizer."""
+        seed_step(seed_for("step", seed=self.seed, task=self.task.index, epoch=self.epoch, sample=self.step))
+        batch = batch.to(self.accelerator.device, non_blocking=True)
+        output = model(batch.images.flatten(0, 1), batch.labels.repeat_interleave(self.num_views))
+        loss, parts = self.objective(
+            output,
+            batch.labels,
+            num_views=self.num_views,
+            num_global_groups=batch.num_global_groups,
+            num_ranks=self.accelerator.num_processes,
+        )
+        self.accelerator.backward(loss)
+        if self.optimization.clip_gradient_norm is not None:
+            trained = [parameter for group in self.groups for parameter in group.parameters]
+            self.accelerator.clip_grad_norm_(trained, self.optimization.clip_gradient_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.readings.add(
+            parts,
+            epoch=self.epoch,
+            step=self.step,
+            images=len(positions) * self.num_views,
+            groups=len(positions),
+            views=self.num_views,
+            learning_rates={group["name"]: group["lr"] for group in optimizer.param_groups},
+        )
+
+    def _advance(self, positions: list[int]) -> None:
+        """Count a step that has been taken, and show what is known of it."""
+        self.visits[positions] += 1
+        self.num_steps += 1
+        self.num_images += len(positions) * self.num_views
+        self.step += 1
+        self.display.advance()
+        where, is_epoch_over = self._where(), self.step == len(self.sampler)
+        if self.num_steps % self.log_every == 0:
+            self.display.show(where, self.readings.read())
+        if is_epoch_over or self.is_complete:
+            self.display.end_epoch(where, self.readings.end_epoch())
+        if is_epoch_over:
+            self.epoch, self.step = self.epoch + 1, 0
+
+    def _loader(self) -> TrainLoader:
+        """Return this rank's part of every step."""
+        train = self.benchmark.datasets.train
+        dataset = MultiViewDataset(
+            train,
+            rows=self.rows,
+            class_indices=self.benchmark.class_indices(train),
+            transforms=self.benchmark.transforms,
+            num_views=self.num_views,
+            seed=self.seed,
+            task_index=self.task.index,
+        )
+        return TrainLoader(
+            dataset,
+            sampler=self.sampler,
+            config=self.loading,
+            rank=self.accelerator.process_index,
+            num_ranks=self.accelerator.num_processes,
+            pin_memory=self.accelerator.device.type == "cuda",
+        )
+
+    def _where(self) -> str:
+        num_tasks = len(self.benchmark.scenario.tasks)
+        return f"task {self.task.index + 1}/{num_tasks} · epoch {self.epoch + 1}/{self.optimization.epochs}"
+
+
+class _TrainingForward(nn.Module):
+    """All that DDP and autocast wrap; the learner itself stays as it is."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        output: LearnerOutput = self.learner(images, labels)
+        return output
