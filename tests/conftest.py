@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import miniatures
-import numpy as np
 import pytest
 import safetensors.torch
 import timm
 import torch
-from PIL import Image
 
 from vbm_ptm.randomness import seeded
 
@@ -35,24 +32,12 @@ def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_test: int = 4) -> Path:
-    """Write PNG images of 32 pixels: every class a hue of its own plus noise."""
-    generator = np.random.default_rng(0)
-    for index, name in enumerate(names):
-        colour = np.array(colorsys.hsv_to_rgb(index / len(names), 0.9, 0.8)) * 255
-        for split, count in (("train", num_train), ("test", num_test)):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = np.clip(colour + generator.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    return root
-
-
 @pytest.fixture(scope="session")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 classes "class_00".. with 6 training and 4 test images each."""
-    return write_toy_folder(tmp_path_factory.mktemp("toy"), [f"class_{index:02d}" for index in range(12)])
+    return miniatures.write_toy_folder(
+        tmp_path_factory.mktemp("toy"), [f"class_{index:02d}" for index in range(12)]
+    )
 
 
 @pytest.fixture(scope="session")

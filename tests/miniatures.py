@@ -1,7 +1,8 @@
 """The benchmarks in small: true columns, class names, domains and list files, a few tiny images of each class.
 
-Every function writes below a folder and returns the arguments ``--dataset NAME --set dataset.path=...`` that open it.
-All images of a data set differ, classes differ in hue, and some images are grey or CMYK, as in the originals.
+Every function but the last writes below a folder and returns the arguments that open it, ``--dataset NAME --set
+dataset.path=...``. All images of a data set differ, classes differ in hue, and some images are grey or CMYK, as in the
+originals.
 """
 
 from __future__ import annotations
@@ -121,3 +122,17 @@ def domainnet_miniature(
         *("--dataset", dataset, "--set", f"dataset.path={folder}"),
         *(("--set", f"dataset.num_classes={num_classes}") if num_classes != 345 else ()),
     ]
+
+
+def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_test: int = 4) -> Path:
+    """Write PNG images of 32 pixels: every class a hue of its own plus noise."""
+    generator = np.random.default_rng(0)
+    for index, name in enumerate(names):
+        colour = np.array(colorsys.hsv_to_rgb(index / len(names), 0.9, 0.8)) * 255
+        for split, count in (("train", num_train), ("test", num_test)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.clip(colour + generator.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root

@@ -215,3 +215,18 @@ class TestCountCorrect:
     def test_count_correct__takes_no_images(self) -> None:
         cell = count_correct(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), task_classes=(0, 1))
         assert cell == AccuracyCell(0, 0, 0, 0, 0)
+
+
+def test_matrix__a_gap_is_no_number_and_no_number_hides_it() -> None:
+    """Row 2 measures its own task alone: what needs the other two is unknown, what does not stays."""
+    full = [[AccuracyCell(4, 3, 4)], [AccuracyCell(4, 2, 4), AccuracyCell(4, 4, 4)]]
+    matrix = AccuracyMatrix([*full, [None, None, AccuracyCell(8, 6, 8)]])
+    assert matrix.curve() == matrix.curve(weighting="task_mean") == (75.0, 75.0, None)
+    assert matrix.accuracy(2, 2) == 75.0
+    assert matrix.accuracy(2, 0) is None
+    numbers = (matrix.last(), matrix.average_incremental(), matrix.forgetting(), matrix.backward_transfer())
+    assert numbers == (None, None, None, None)
+    assert AccuracyMatrix(full).average_incremental() == 75.0
+    assert matrix.summary()["rows_with_gaps"] == [2]
+    assert "not all tasks were measured" in matrix.summary()["note"]
+    assert AccuracyMatrix.from_dict(json.loads(json.dumps(matrix.to_dict()))).rows == matrix.rows

@@ -295,6 +295,23 @@ def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | N
     return "embedded" if "embedded" in presets else next(iter(presets), "none")
 
 
+def dataset_spec(dataset: str) -> DatasetSpec:
+    """Return what a data set's name, file or folder stands for, by itself.
+
+    Raises:
+        UsageError: It is unknown, or its settings are wrong.
+    """
+    composed = ComposedConfig()
+    for tree_and_origin in _dataset_trees(dataset):
+        composed.merge(*tree_and_origin)
+    try:
+        return DatasetSpec.model_validate(as_text(composed.tree.get("dataset", {})))
+    except ValidationError as error:
+        raise UsageError(
+            *problem_messages(DatasetSpec, error, origin=lambda path: composed.origin(f"dataset.{path}"))
+        ) from error
+
+
 def _dataset_trees(dataset: str) -> list[tuple[Tree, str]]:
     """Return the partial configurations that a data set's name, file or folder stands for, and their origins.
 

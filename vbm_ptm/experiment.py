@@ -8,19 +8,20 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
 from vbm_ptm.config import RunConfig, compose
-from vbm_ptm.config_tree import leaves
+from vbm_ptm.config_tree import differences, leaves
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.datasets import load_image_dataset
-from vbm_ptm.data.scenario import build_scenario
+from vbm_ptm.data.datasets import ImageDatasets, load_image_dataset
+from vbm_ptm.data.scenario import Scenario, build_scenario, extend_scenario
 from vbm_ptm.data.transforms import build_transforms
 from vbm_ptm.engine.acceleration import (
     Accelerator,
@@ -30,7 +31,7 @@ from vbm_ptm.engine.acceleration import (
     start_trackers,
     wait_for_ranks,
 )
-from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, write_json
+from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, task_from, write_json
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.tracking import RunLog
@@ -56,18 +57,81 @@ class Setup:
     learner: Learner
 
 
-def build(config: RunConfig) -> Setup:
-    """Build the data, the tasks, the transforms and the learner of a configuration."""
+def build(config: RunConfig, *, earlier: Mapping[str, Any] | None = None) -> Setup:
+    """Build the data, the tasks, the transforms and the learner of a configuration.
+
+    Args:
+        config: The configuration.
+        earlier: State of a checkpoint of the run that is extended, or of the extension itself; None looks into the
+            run that is extended, if there is one.
+    """
+    if config.scenario.extends is not None and earlier is None:
+        earlier = extended_checkpoint(config).state
     datasets = load_image_dataset(config.dataset)
-    scenario = build_scenario(
+    if earlier is not None and config.scenario.extends is not None:
+        datasets, scenario = _extended(config, datasets, earlier)
+        first_task, num_planned = len(scenario.tasks) - 1, earlier["num_planned_tasks"]
+    else:
+        scenario = build_scenario(
+            config.scenario,
+            class_names=datasets.class_names,
+            labels=datasets.train.labels,
+            domains=datasets.train.domains,
+        )
+        first_task, num_planned = 0, len(scenario.tasks)
+    learner = build_learner(config, num_tasks=num_planned)
+    learner.check_room(len(scenario.tasks))
+    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
+    return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
+
+
+def extended_checkpoint(config: RunConfig) -> Checkpoint:
+    """Return the checkpoint that an extension starts from, in the directory of the run that is extended.
+
+    Raises:
+        UsageError: It is not there, or the configuration does not fit to it.
+    """
+    scenario = config.scenario
+    assert scenario.extends is not None
+    if scenario.num_earlier_tasks is None:
+        raise UsageError("scenario.extends needs scenario.num_earlier_tasks; 'vbm-ptm extend' sets both.")
+    directory = RunDirectory(scenario.extends)
+    stored, given = (each.model_dump(mode="json") for each in (directory.config(), config))
+    kept = ("learner.", "backbone.name", "backbone.image_size", "dataset.transforms.", "scenario.kind")
+    lines = [line for line in differences(stored, given) if line.startswith(kept)]
+    if lines:
+        raise UsageError(f"an extension keeps what {directory.path} was made with: {'; '.join(lines)}.")
+    return directory.checkpoint(scenario.num_earlier_tasks - 1)
+
+
+def _extended(
+    config: RunConfig, datasets: ImageDatasets, earlier: Mapping[str, Any]
+) -> tuple[ImageDatasets, Scenario]:
+    """Return the data of the new task, and the tasks of the run that is extended with the new one."""
+    domain, train, test = config.dataset.name, datasets.train, datasets.test
+    if config.scenario.kind == "domain_incremental" and train.domains is None:
+        # Images that name no domain are all of one, called as the data set.
+        train = replace(train, domains=np.full(len(train), domain))
+        test = replace(test, domains=np.full(len(test), domain))
+        datasets = replace(datasets, train=train, test=test)
+    if config.scenario.kind == "domain_incremental" and train.domains is not None:
+        names = sorted(set(train.domains.tolist()))
+        if len(names) > 1:
+            raise UsageError(
+                f"an extension adds one task, but the data set has {len(names)} domains: {', '.join(names)}. "
+                "Extend by one after the other."
+            )
+        (domain,) = names
+    tasks = [task_from(values) for values in earlier["tasks"][: config.scenario.num_earlier_tasks]]
+    scenario = extend_scenario(
         config.scenario,
+        earlier=tasks,
+        known_names=earlier["class_names"][: tasks[-1].num_seen_classes],
         class_names=datasets.class_names,
         labels=datasets.train.labels,
-        domains=datasets.train.domains,
+        domain=domain,
     )
-    learner = build_learner(config, num_tasks=len(scenario.tasks))
-    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
-    return Setup(config, Benchmark(datasets, scenario, transforms), learner)
+    return datasets, scenario
 
 
 def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
@@ -114,11 +178,14 @@ def run(
         trackers=config.trainer.trackers,
         directory=directory.path,
     )
-    setup = build(config)
+    own = CheckpointStore(directory.path / "checkpoints").read()
+    setup = build(config, earlier=own.state if own else None)
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
     wait_for_ranks(accelerator)
     with directory.claimed(config, resume=resume) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process and config.scenario.extends is not None:
+            directory.carry_over(RunDirectory(config.scenario.extends))
         wait_for_ranks(accelerator)
         return _train(setup, directory, accelerator, StopRequest(stop_after_task))
 
@@ -200,6 +267,10 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
     Raises:
         UsageError: The classes, the images or the pre-trained weights are not those of the checkpoint.
     """
+    if checkpoint.task_index < setup.benchmark.first_task:
+        # From the run that is extended: its images are not needed.
+        restore(setup.learner, checkpoint)
+        return
     names = list(setup.benchmark.scenario.class_names)
     if checkpoint.state["class_names"] != names:
         raise UsageError(
@@ -289,6 +360,7 @@ def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> d
         "num_images": sum(record.num_images for record in records),
         "num_steps": sum(record.num_steps for record in records),
         "weights": asdict(weights) if weights else None,
+        "extends": _extension_record(setup),
         "split_sha256": benchmark.datasets.split_sha256,
         "data": benchmark.datasets.record,
         "transforms": benchmark.transforms.record,
@@ -301,6 +373,18 @@ def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> d
             "total_seconds": round(seconds, 3),
             "tasks": [{name: getattr(record, name) for name in timings} for record in records],
         },
+    }
+
+
+def _extension_record(setup: Setup) -> dict[str, Any] | None:
+    scenario, num_gaps = setup.config.scenario, setup.benchmark.first_task
+    if scenario.extends is None:
+        return None
+    return {
+        "run": str(scenario.extends),
+        "num_earlier_tasks": num_gaps,
+        "not_measured": f"how well the {num_gaps} earlier tasks are remembered after the new one: their test images "
+        "are not part of this run. Their rows of the matrix are those of the run that is extended.",
     }
 
 

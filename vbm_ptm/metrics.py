@@ -2,7 +2,8 @@
 
 Rows are training tasks (the learner as it was after them), columns are evaluation tasks, T is the number of
 rows, a[j][t] the accuracy in percent on task t after task j. Fractions appear only when a number is read, so
-that nothing is rounded on the way. Tasks without test images have no accuracy and are left out of every mean.
+that nothing is rounded on the way. Tasks without test images have no accuracy and are left out of every mean. A cell
+that was not measured is None, and so is every number that would need it.
 Shapes: N images, K seen classes.
 """
 
@@ -118,17 +119,17 @@ class AccuracyMatrix:
         rows: Cells by training task and evaluation task.
     """
 
-    def __init__(self, rows: Iterable[Sequence[AccuracyCell]] = ()) -> None:
-        self._rows: list[tuple[AccuracyCell, ...]] = []
+    def __init__(self, rows: Iterable[Sequence[AccuracyCell | None]] = ()) -> None:
+        self._rows: list[tuple[AccuracyCell | None, ...]] = []
         for row in rows:
             self.add_row(row)
 
     @property
-    def rows(self) -> tuple[tuple[AccuracyCell, ...], ...]:
+    def rows(self) -> tuple[tuple[AccuracyCell | None, ...], ...]:
         """Cells by training task and evaluation task."""
         return tuple(self._rows)
 
-    def add_row(self, cells: Sequence[AccuracyCell]) -> None:
+    def add_row(self, cells: Sequence[AccuracyCell | None]) -> None:
         """Add what was counted after the next training task, evaluation tasks in order."""
         if not cells:
             raise ValueError("a row of the accuracy matrix needs at least one evaluated task")
@@ -138,14 +139,20 @@ class AccuracyMatrix:
                 "each training task adds a task to evaluate"
             )
         for task, (before, now) in enumerate(zip(self._rows[-1] if self._rows else (), cells, strict=False)):
-            if before.total != now.total:
+            if before and now and before.total != now.total:
                 raise ValueError(f"task {task} had {before.total} test images and now has {now.total}")
         self._rows.append(tuple(cells))
 
     @property
     def tasks_without_test_images(self) -> tuple[int, ...]:
         """Evaluated tasks that have no accuracy."""
-        return tuple(task for task, cell in enumerate(self._rows[-1] if self._rows else ()) if not cell.total)
+        last = self._rows[-1] if self._rows else ()
+        return tuple(task for task, cell in enumerate(last) if cell and not cell.total)
+
+    @property
+    def rows_with_gaps(self) -> tuple[int, ...]:
+        """Training tasks after which not every task was measured."""
+        return tuple(after for after, row in enumerate(self._rows) if None in row)
 
     def accuracy(
         self, after: int, task: int, *, top: TopK = 1, scope: Scope = "class_incremental"
@@ -170,7 +177,10 @@ class AccuracyMatrix:
         """
         if weighting == "pooled":
             return tuple(_percent(row, top=top, scope=scope) for row in self._rows)
-        return tuple(_mean(_percent([cell], top=top, scope=scope) for cell in row) for row in self._rows)
+        return tuple(
+            None if None in row else _mean(_percent([cell], top=top, scope=scope) for cell in row)
+            for row in self._rows
+        )
 
     def last(
         self, *, weighting: Weighting = "pooled", top: TopK = 1, scope: Scope = "class_incremental"
@@ -182,6 +192,8 @@ class AccuracyMatrix:
         self, *, weighting: Weighting = "pooled", top: TopK = 1, scope: Scope = "class_incremental"
     ) -> float | None:
         """Return the mean of the curve."""
+        if self.rows_with_gaps:
+            return None
         return _mean(self.curve(weighting=weighting, top=top, scope=scope))
 
     def forgetting(self, *, top: TopK = 1, scope: Scope = "class_incremental") -> float | None:
@@ -199,6 +211,8 @@ class AccuracyMatrix:
         self, change: Callable[[Sequence[float], float], float], *, top: TopK, scope: Scope
     ) -> float | None:
         """Return the mean over all old tasks of a function of (accuracies before the last row, last)."""
+        if self._rows and None in self._rows[-1]:
+            return None
         changes = []
         for task in range(len(self._rows) - 1):
             column = [
@@ -214,16 +228,20 @@ class AccuracyMatrix:
 
         Layout: ``[scope]["top1" or "top5"][number]``; a scope that does not apply is None.
         """
-        skipped = list(self.tasks_without_test_images)
+        skipped, gaps = list(self.tasks_without_test_images), list(self.rows_with_gaps)
+        notes = [f"tasks {skipped} have no test images and are left out of all means"] if skipped else []
+        if gaps:
+            notes.append(f"after tasks {gaps} not all tasks were measured: nothing is known of all classes")
         return {
             **{scope: self._scope_summary(scope) for scope in get_args(Scope)},
             "num_training_tasks": len(self._rows),
             "tasks_without_test_images": skipped,
-            "note": f"tasks {skipped} have no test images and are left out of all means" if skipped else None,
+            "rows_with_gaps": gaps,
+            "note": "; ".join(notes) or None,
         }
 
     def _scope_summary(self, scope: Scope) -> dict[str, Any] | None:
-        if all(cell.correct(scope=scope) is None for row in self._rows for cell in row):
+        if all(cell.correct(scope=scope) is None for row in self._rows for cell in row if cell):
             return None
         return {f"top{top}": self._numbers(top, scope) for top in get_args(TopK)}
 
@@ -247,21 +265,22 @@ class AccuracyMatrix:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts for a JSON file."""
-        return {"rows": [[asdict(cell) for cell in row] for row in self._rows]}
+        return {"rows": [[cell and asdict(cell) for cell in row] for row in self._rows]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AccuracyMatrix:
         """Return the matrix that ``to_dict`` wrote."""
-        return cls([AccuracyCell(**cell) for cell in row] for row in values["rows"])
+        return cls([cell and AccuracyCell(**cell) for cell in row] for row in values["rows"])
 
 
-def _percent(cells: Sequence[AccuracyCell], *, top: TopK, scope: Scope) -> float | None:
-    """Return the accuracy over the images of all cells, None without images or outside the scope."""
-    counts = [cell.correct(top=top, scope=scope) for cell in cells if cell.total]
+def _percent(cells: Sequence[AccuracyCell | None], *, top: TopK, scope: Scope) -> float | None:
+    """Return the accuracy over the images of all cells, None without images, with a gap, or outside the scope."""
+    measured = [cell for cell in cells if cell]
+    counts = [cell.correct(top=top, scope=scope) for cell in measured if cell.total]
     known = [count for count in counts if count is not None]
-    if not known or len(known) < len(counts):
+    if not known or len(known) < len(counts) or len(measured) < len(cells):
         return None
-    return 100 * sum(known) / sum(cell.total for cell in cells)
+    return 100 * sum(known) / sum(cell.total for cell in measured)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

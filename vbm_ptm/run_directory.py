@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ PLACES = ("dataset.path", "backbone.checkpoint")
 FREE_IN_USE = (*PLACES, "dataset.verify", "data.", "device")
 
 _PARTIAL = ".config.yaml.partial"
+_PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", _PARTIAL}
 
 
@@ -166,6 +168,19 @@ class RunDirectory:
                 partial.write_text(text, encoding="utf-8")
                 partial.replace(self.path / "config.yaml")
             yield
+
+    def carry_over(self, source: RunDirectory) -> None:
+        """Copy the checkpoints and the log of the run that is extended, unless they are here already.
+
+        What the extension is made of stays usable when that run is gone, and stays there as it was.
+        """
+        if (self.path / "checkpoints").exists():
+            return
+        shutil.copyfile(source.path / "log.jsonl", self.path / "log.jsonl")
+        partial = self.path / _PARTIAL_CHECKPOINTS
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source.path / "checkpoints", partial)
+        partial.rename(self.path / "checkpoints")
 
     def _require_config(self) -> Path:
         file = self.path / "config.yaml"

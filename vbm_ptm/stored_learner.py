@@ -10,11 +10,17 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL.Image import Image
 
+from vbm_ptm.config import dataset_spec
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms, build_transforms
+from vbm_ptm.data.view_batch import LoaderConfig
 from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator
 from vbm_ptm.engine.checkpoint import Checkpoint, restore
 from vbm_ptm.engine.evaluator import Evaluator
@@ -50,12 +56,59 @@ def evaluate(
     accelerator = build_accelerator(
         device=device or config.device, mixed_precision=config.trainer.mixed_precision
     )
-    setup = build(config)
+    setup = build(config, earlier=checkpoint.state)
+    num_gaps = setup.benchmark.first_task
+    if checkpoint.task_index < num_gaps:
+        raise UsageError(
+            f"task {checkpoint.task_index + 1} is one of {config.scenario.extends}, and its images are not part of "
+            f"{directory.path}: evaluate that run, or give a data set by --dataset."
+        )
     restore_checked(setup, checkpoint)
     setup.learner.to(accelerator.device)
     evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
     tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
-    return AccuracyMatrix([evaluator.evaluate(setup.learner, tasks)])
+    return AccuracyMatrix([[*[None] * num_gaps, *evaluator.evaluate(setup.learner, tasks[num_gaps:])]])
+
+
+def evaluate_on(
+    path: Path | str,
+    dataset: str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> AccuracyMatrix:
+    """Measure a stored learner on the test images of any data set whose classes it knows by name.
+
+    Args:
+        path: As for ``load``.
+        dataset: As for ``compose``: a folder, a parquet file, a YAML file or a name.
+        task: As for ``load``.
+        device: As for ``load``.
+        overrides: As for ``load``.
+
+    Returns:
+        A matrix with a single cell: among all classes that the learner has seen, and among those of the data set.
+
+    Raises:
+        UsageError: The learner has not learned a class of that name.
+    """
+    stored = load(path, task=task, device=device, overrides=overrides)
+    datasets = load_image_dataset(dataset_spec(dataset))
+    known = {name: index for index, name in enumerate(stored.class_names)}
+    unknown = [name for name in datasets.class_names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--dataset {dataset}: {len(unknown)} of {len(datasets.class_names)} classes are not among those that the "
+            f"learner knows: {', '.join(unknown[:10])}. It knows {', '.join(stored.class_names[:10])}"
+            f"{' and more' if len(known) > 10 else ''}."
+        )
+    indices = np.array([known[name] for name in datasets.class_names], dtype=np.int64)
+    everything = Task(0, tuple(sorted(indices.tolist())), (), len(known))
+    scenario = Scenario("class_incremental", stored.class_names, (), (everything,), indices)
+    benchmark = Benchmark(datasets, scenario, stored.transforms)
+    evaluator = Evaluator(stored.accelerator, benchmark, stored.loading)
+    return AccuracyMatrix([evaluator.evaluate(stored.learner, [everything])])
 
 
 @dataclass(frozen=True)
@@ -76,14 +129,14 @@ class StoredLearner:
         class_names: By class index.
         transforms: What images go through.
         accelerator: Device and precision.
-        batch_size: Images to classify at once.
+        loading: How many images are classified at once, and who reads them.
     """
 
     learner: Learner
     class_names: tuple[str, ...]
     transforms: ViewTransforms
     accelerator: Accelerator
-    batch_size: int
+    loading: LoaderConfig
 
 
 def restore_run(
@@ -91,7 +144,7 @@ def restore_run(
 ) -> tuple[Learner, Checkpoint]:
     """Rebuild the learner of a run as it was after a task (None: the last finished one), on the CPU, without data."""
     checkpoint = directory.checkpoint(task)
-    learner = build_learner(directory.config(overrides), num_tasks=len(checkpoint.state["tasks"]))
+    learner = build_learner(directory.config(overrides), num_tasks=checkpoint.state["num_planned_tasks"])
     restore(learner, checkpoint)
     return learner.eval(), checkpoint
 
@@ -120,7 +173,8 @@ def load(
             raise UsageError(f"{path} is an exported learner: --task and --set are for run directories.")
         learner, portable = read_portable(path)
         transforms, preprocessing = portable.transforms, portable.preprocessing
-        names, batch_size = portable.class_names, portable.evaluation_batch_size
+        names = portable.class_names
+        loading = LoaderConfig(evaluation_batch_size=portable.evaluation_batch_size)
         accelerator = build_accelerator(device=device or "auto", mixed_precision=portable.mixed_precision)
     elif not (path / "config.yaml").is_file():
         raise UsageError(
@@ -131,13 +185,17 @@ def load(
         config = directory.config(overrides)
         learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
         transforms, preprocessing = config.dataset.transforms, learner.backbone.preprocessing
-        names, batch_size = tuple(checkpoint.state["class_names"]), config.data.evaluation_batch_size
+        names, loading = tuple(checkpoint.state["class_names"]), config.data
         accelerator = build_accelerator(
             device=device or config.device, mixed_precision=config.trainer.mixed_precision
         )
     learner.to(accelerator.device).eval()
     return StoredLearner(
-        learner, names, build_transforms(transforms, **asdict(preprocessing)), accelerator, batch_size
+        learner,
+        names[: learner.num_seen_classes],
+        build_transforms(transforms, **asdict(preprocessing)),
+        accelerator,
+        loading.for_device(accelerator.device.type),
     )
 
 
@@ -167,7 +225,7 @@ def predict(
     accelerator = stored.accelerator
     problems: list[str] = []
     readable = _decoded(map(Path, images), problems)
-    while batch := list(islice(readable, stored.batch_size)):
+    while batch := list(islice(readable, stored.loading.evaluation_batch_size)):
         pixels = torch.stack([stored.transforms.evaluate(image) for _, image in batch])
         with torch.no_grad(), accelerator.autocast():
             scores = stored.learner.predict(pixels.to(accelerator.device)).float().cpu()

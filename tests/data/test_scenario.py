@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vbm_ptm.data.scenario import Scenario, ScenarioConfig, build_scenario
+from vbm_ptm.data.scenario import Scenario, ScenarioConfig, Task, build_scenario, extend_scenario
 from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seeded
 
@@ -327,3 +327,21 @@ class TestDomainIncremental:
     def test_domain_incremental__needs_domains(self) -> None:
         with pytest.raises(UsageError, match=r"dataset\.domain_column"):
             scenario_of(kind="domain_incremental")
+
+
+def test_extend_scenario__puts_new_classes_after_known_ones() -> None:
+    config = ScenarioConfig(allow_known_classes=True)
+    earlier = [Task(0, (0, 1), (0, 1), 2), Task(1, (2,), (2,), 3)]
+    labels = np.array([2, 0, 1, 2])
+    scenario = extend_scenario(
+        config,
+        earlier=earlier,
+        known_names=["a", "b", "c"],
+        class_names=["x", "b", "d"],
+        labels=labels,
+        domain="n",
+    )
+    assert scenario.class_names == ("a", "b", "c", "x", "d")
+    assert scenario.tasks == (*earlier, Task(2, (1, 3, 4), (3, 4), 5))
+    assert scenario.class_index_of_label.tolist() == [3, 1, 4]
+    assert scenario.rows_of(scenario.tasks[2], labels).tolist() == [0, 1, 2, 3]

@@ -144,7 +144,8 @@ def test_coda_prompt__grows_beyond_the_planned_tasks_while_there_is_room() -> No
         learner.begin_task(TASKS[4])
     assert str(raised.value) == (
         "5 tasks with 33 components each need 165 orthogonal keys, but the backbone has 144 dimensions: "
-        "give a learner.pool_size of at most 84."  # 28 for each of the three planned tasks
+        # 28 for each of the three planned tasks
+        "a run that begins with a learner.pool_size of at most 84 has room for them."
     )
 
 
@@ -156,7 +157,7 @@ def test_coda_prompt__grows_beyond_the_planned_tasks_while_there_is_room() -> No
             3,
             "3 tasks with 33 components each need 99 orthogonal keys, but the backbone has 48 dimensions",
         ),
-        (49, 1, "give a learner.pool_size of at most 48"),
+        (49, 1, "a run that begins with a learner.pool_size of at most 48"),
         (2, 3, "learner.pool_size 2 gives none of 3 tasks a component; it must be at least 3"),
     ],
 )

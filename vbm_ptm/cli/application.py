@@ -45,6 +45,7 @@ app.command()(training.study)
 app.command()(finished.evaluate)
 app.command()(finished.predict)
 app.command()(finished.export)
+app.command()(finished.extend)
 app.command("list")(inspection.list_names)
 app.command()(inspection.check)
 

@@ -4,34 +4,55 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vbm_ptm.cli.options import AsJson, Changes, DeviceName, Run, TaskNumber
-from vbm_ptm.cli.printing import print_json, stdout
+from vbm_ptm.cli.options import AsJson, Changes, DeviceName, Overrides, Run, TaskNumber, all_overrides
+from vbm_ptm.cli.printing import how_to_go_on, print_json, stdout
 from vbm_ptm.errors import UsageError
+from vbm_ptm.launch import is_main_process
+
+if TYPE_CHECKING:
+    from vbm_ptm.metrics import AccuracyMatrix
 
 
 def evaluate(
-    run: Run,
+    run: Annotated[
+        Path, typer.Argument(help="A run directory; with --dataset also what export made of one.")
+    ],
     task: TaskNumber = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Measure on this data set; on the run's own test images without it.")
+    ] = None,
     changes: Changes = None,
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a stored learner again on the test images of all tasks it had seen."""
+    """Measure a stored learner again on the test images of all tasks it had seen, or on another data set."""
+    from vbm_ptm.report.tables import task_table
+    from vbm_ptm.stored_learner import evaluate as measure
+    from vbm_ptm.stored_learner import evaluate_on
+
+    index = None if task is None else task - 1
+    if dataset is not None:
+        measured = evaluate_on(run, dataset, task=index, device=device, overrides=changes or ())
+        if as_json:
+            print_json({"metrics": measured.summary()})
+        else:
+            stdout().print(task_table(measured, [dataset], after=0))
+        return
+    measured = measure(run, task=index, device=device, overrides=changes or ())
+    _compare_with_training(run, index, measured, as_json=as_json)
+
+
+def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatrix, *, as_json: bool) -> None:
     from vbm_ptm.metrics import AccuracyMatrix
     from vbm_ptm.report.tables import task_table
     from vbm_ptm.run_directory import RunDirectory
-    from vbm_ptm.stored_learner import evaluate as measure
 
-    index = None if task is None else task - 1
     state = RunDirectory(run).checkpoint(index).state
-    measured, trained = (
-        measure(run, task=index, device=device, overrides=changes or ()),
-        AccuracyMatrix.from_dict(state["matrix"]),
-    )
+    trained = AccuracyMatrix.from_dict(state["matrix"])
     is_equal = measured.rows[0] == trained.rows[state["task_index"]]
     if as_json:
         print_json({"metrics": measured.summary(), "equals_training": is_equal})
@@ -128,3 +149,48 @@ def export(
         typer.echo(f"exported: {folder}")
     if push:
         typer.echo(f"pushed: {upload(folder, push)}")
+
+
+def extend(
+    run: Run,
+    dataset: Annotated[
+        str, typer.Option(help="What is new: a folder of images, a parquet file, a YAML file, or a name.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of the extended run; RUN+DATASET without it.")
+    ] = None,
+    more_data: Annotated[
+        bool, typer.Option("--more-data", help="Classes that were learned before get more images.")
+    ] = False,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an extension stopped.")] = False,
+    device: DeviceName = None,
+) -> None:
+    """Add the classes of a data set to a finished run, as one more task, without the earlier images."""
+    from vbm_ptm.experiment import run as train
+    from vbm_ptm.extension import default_output, extension_config
+
+    config = extension_config(
+        run,
+        dataset=dataset,
+        is_more_data=more_data,
+        overrides=all_overrides(overrides, device=device),
+    )
+    folder = output or default_output(run, config)
+    with how_to_go_on("Go on with the same command and --resume."):
+        result = train(config, output=folder, resume=resume)
+    if is_main_process():
+        own = result["metrics"]["class_incremental"]["top1"]["matrix"][-1][-1]
+        new = ", ".join(result["tasks"][-1]) or "no new class"
+        typer.echo(f"task {len(result['tasks'])}: {new}")
+        typer.echo(
+            f"accuracy on its test images, over all {len(result['class_names'])} classes: {_percent(own)}"
+        )
+        typer.echo(
+            "earlier tasks: not measured; 'vbm-ptm evaluate RUN --dataset FOLDER' measures their images"
+        )
+        typer.echo(f"run directory: {folder}")
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f} %"

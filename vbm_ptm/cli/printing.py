@@ -1,11 +1,15 @@
-"""What goes to standard output."""
+"""What commands say: on standard output, and where they are interrupted."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from vbm_ptm.errors import TrainingInterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,3 +28,12 @@ def stdout() -> Console:
 def print_json(value: Any) -> None:
     """Print a value as JSON that people can read."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+@contextmanager
+def how_to_go_on(text: str) -> Iterator[None]:
+    """Say how to go on after an interruption."""
+    try:
+        yield
+    except TrainingInterrupted as interruption:
+        raise TrainingInterrupted(interruption.exit_code, f"{interruption}. {text}") from None

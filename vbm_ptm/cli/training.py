@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +18,8 @@ from vbm_ptm.cli.options import (
     all_overrides,
     sources_of,
 )
-from vbm_ptm.cli.printing import stdout
-from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.cli.printing import how_to_go_on, stdout
+from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import is_main_process
 
 
@@ -66,7 +64,7 @@ def train(
             )
         label = f"{first.learner.name}-v{first.view_batch.num_views}"
         planned_runs = plan_runs(label, output=folder, overrides=chosen, **several, **sources)
-        with _advice("Go on with the same command and --resume."):
+        with how_to_go_on("Go on with the same command and --resume."):
             collected = execute(planned_runs, output=folder)
         _show_study(collected)
         return
@@ -76,7 +74,7 @@ def train(
 
     (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
     folder = output or _default_output(planned.config)
-    with _advice("Go on with the same command and --resume."):
+    with how_to_go_on("Go on with the same command and --resume."):
         result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
     _show_study(collect([replace(planned, label=label, output=folder)], [result]))
@@ -105,18 +103,9 @@ def study(
     if collect:
         _show_study(collect_finished(planned), details=details)
         return
-    with _advice("Repeat the command to go on."):
+    with how_to_go_on("Repeat the command to go on."):
         collected = execute(planned, output=folder)
     _show_study(collected, details=details)
-
-
-@contextmanager
-def _advice(text: str) -> Iterator[None]:
-    """Say how to go on after an interruption."""
-    try:
-        yield
-    except TrainingInterrupted as interruption:
-        raise TrainingInterrupted(interruption.exit_code, f"{interruption}. {text}") from None
 
 
 def _integers(option: str, text: str | None) -> tuple[int, ...]:

@@ -14,11 +14,19 @@ from vbm_ptm.data.transforms import ViewTransforms
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Images, their tasks and the transforms they pass through."""
+    """Images, their tasks and the transforms they pass through.
+
+    Attributes:
+        datasets: Training and test images.
+        scenario: The tasks.
+        transforms: Of training and of evaluation.
+        first_task: The images are those of this task and later ones; what came before is not here to be measured.
+    """
 
     datasets: ImageDatasets
     scenario: Scenario
     transforms: ViewTransforms
+    first_task: int = 0
 
     def training_rows(self, task: Task) -> NDArray[np.int64]:
         """Return the rows of the training split that belong to a task."""

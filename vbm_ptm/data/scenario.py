@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import PositiveInt
 
 from vbm_ptm.errors import UsageError, nearest_name
-from vbm_ptm.settings import Settings
+from vbm_ptm.settings import AbsolutePath, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ class ScenarioConfig(Settings):
         class_order_seed: Seed of the order alone; as in SLCA and PILOT a NumPy legacy permutation.
         domain_order: All domain names in order; alphabetical without it.
         bounds: The scenario that joint training bounds.
+        extends: Directory of a finished run: its tasks, and one more with the images of this data set.
+        num_earlier_tasks: Tasks of the run that is extended.
+        allow_known_classes: The new task may hold classes (or a domain) that were learned before.
     """
 
     kind: Literal["class_incremental", "domain_incremental", "joint"] = "class_incremental"
@@ -49,6 +52,9 @@ class ScenarioConfig(Settings):
     class_order_seed: int = 1993
     domain_order: tuple[str, ...] | None = None
     bounds: Literal["class_incremental", "domain_incremental"] = "class_incremental"
+    extends: AbsolutePath | None = None
+    num_earlier_tasks: PositiveInt | None = None
+    allow_known_classes: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,56 @@ def build_scenario(
         evaluation_tasks=tasks,
         class_index_of_label=class_index_of_label,
     )
+
+
+def extend_scenario(
+    config: ScenarioConfig,
+    *,
+    earlier: Sequence[Task],
+    known_names: Sequence[str],
+    class_names: Sequence[str],
+    labels: Integers,
+    domain: str,
+) -> Scenario:
+    """Add one task to those of a finished run.
+
+    Args:
+        config: The settings; ``kind`` is that of the run.
+        earlier: Tasks of the run.
+        known_names: Its class names by class index.
+        class_names: Names of the new images' classes by label id.
+        labels: (N,) label ids of the new training split.
+        domain: What the new images are called in a domain-incremental run.
+
+    Raises:
+        UsageError: A class or the domain was learned before, and ``allow_known_classes`` is not set.
+    """
+    _check_labels(class_names, np.asarray(labels))
+    is_by_domain = config.kind == "domain_incremental"
+    known = {name: index for index, name in enumerate(known_names)}
+    again = [name for name in class_names if name in known]
+    if again and not is_by_domain and not config.allow_known_classes:
+        raise UsageError(
+            f"{len(again)} of {len(class_names)} classes were learned before: {_listed(again)}. If these are more "
+            "images of them, say --more-data; else rename the classes."
+        )
+    if is_by_domain and domain in {task.domain for task in earlier} and not config.allow_known_classes:
+        raise UsageError(
+            f"domain '{domain}' was learned before. If these are more images of it, say --more-data; else give "
+            "another name by --set dataset.name=…."
+        )
+    new = [name for name in class_names if name not in known]
+    index_of = known | {name: len(known) + position for position, name in enumerate(new)}
+    indices = np.array([index_of[name] for name in class_names], dtype=np.int64)
+    task = Task(
+        index=len(earlier),
+        classes=tuple(sorted(indices.tolist())),
+        new_classes=tuple(range(len(known), len(index_of))),
+        num_seen_classes=len(index_of),
+        domain=domain if is_by_domain else None,
+    )
+    tasks = (*earlier, task)
+    return Scenario(config.kind, tuple(index_of), tasks, tasks, indices)
 
 
 def _check_labels(class_names: Sequence[str], labels: Integers) -> None:

@@ -29,7 +29,7 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class CheckpointConfig(Settings):

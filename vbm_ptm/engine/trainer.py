@@ -157,8 +157,9 @@ class Trainer:
         self._broadcast_state()
         ended = time.monotonic()
         display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · evaluation")
-        row = self.evaluator.evaluate(self.learner, self.benchmark.scenario.seen_after(task.index))
-        self.matrix.add_row(row)
+        num_gaps = self.benchmark.first_task
+        seen = self.benchmark.scenario.seen_after(task.index)
+        self.matrix.add_row([*[None] * num_gaps, *self.evaluator.evaluate(self.learner, seen[num_gaps:])])
         evaluated = time.monotonic()
 
         record = TaskRecord(
@@ -252,6 +253,7 @@ class Trainer:
             "class_names": list(self.benchmark.scenario.class_names),
             "split_sha256": self.benchmark.datasets.split_sha256,
             "held_out": self.benchmark.datasets.record.get("held_out"),
+            "num_planned_tasks": self.learner.num_tasks,
             "tasks": [asdict(task) for task in self.benchmark.scenario.tasks],
             "evaluation_tasks": [asdict(task) for task in self.benchmark.scenario.evaluation_tasks],
             "matrix": self.matrix.to_dict(),
@@ -278,7 +280,10 @@ class Trainer:
         self.records = [TaskRecord(**record) for record in state["records"]]
 
     def _task_line(self, task: Task, record: TaskRecord, accuracy: float | None) -> str:
+        own = self.matrix.accuracy(-1, -1)
         shown = "n/a" if accuracy is None else f"{accuracy:.2f} %"
+        if self.benchmark.first_task and own is not None:
+            shown += f", on its own test images {own:.2f} %"
         seconds = record.training_seconds + record.end_task_seconds + record.evaluation_seconds
         visits = f"{record.min_visits}"
         if record.max_visits > record.min_visits:

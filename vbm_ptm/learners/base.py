@@ -184,6 +184,9 @@ class Learner(nn.Module):
         """Return the numbers that ``end_task`` will keep for classes with so many training images each."""
         return 0
 
+    def check_room(self, num_tasks: int) -> None:
+        """Refuse so many tasks in all if the method has no room for them; a run may be extended beyond its plan."""
+
     def check_blocks(self, settings: str, blocks: Sequence[int]) -> None:
         """Refuse block numbers that the backbone does not have, or that stand twice.
 

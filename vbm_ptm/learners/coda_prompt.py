@@ -78,7 +78,7 @@ class CodaPrompt(Learner):
                 self.num_components,
                 config.pool_size % num_tasks,
             )
-        self._check_room(num_tasks)
+        self.check_room(num_tasks)
         self.prompts = nn.ModuleDict(
             {str(block): DecomposedPrompt(config.prompt_length, backbone.width) for block in config.blocks}
         )
@@ -91,7 +91,7 @@ class CodaPrompt(Learner):
             UsageError: The width leaves no room for components orthogonal to the old ones.
         """
         super().begin_task(task)
-        self._check_room(task.index + 1)
+        self.check_room(task.index + 1)
         for prompt in self._prompts().values():
             prompt.append(self.num_components)
         self.heads.append(len(task.new_classes))
@@ -121,13 +121,14 @@ class CodaPrompt(Learner):
         """Return logits (N, seen)."""
         return self._logits(images, self.query(images) if query is None else query)
 
-    def _check_room(self, num_tasks: int) -> None:
+    def check_room(self, num_tasks: int) -> None:
+        """Refuse more tasks than the width has room for, each with as many components as one that was planned."""
         needed, width = num_tasks * self.num_components, self.backbone.width
         if needed > width:
             raise UsageError(
                 f"{num_tasks} tasks with {self.num_components} components each need {needed} orthogonal keys, but the "
-                f"backbone has {width} dimensions: give a learner.pool_size of at most "
-                f"{width // num_tasks * self.num_tasks}."
+                f"backbone has {width} dimensions: a run that begins with a learner.pool_size of at most "
+                f"{width // num_tasks * self.num_tasks} has room for them."
             )
 
     def _prompts(self) -> dict[int, DecomposedPrompt]:

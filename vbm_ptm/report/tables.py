@@ -82,14 +82,18 @@ def task_table(matrix: AccuracyMatrix, task_names: Sequence[str], *, after: int)
             for scope in ("class_incremental", "task_incremental")
             for top in (1, 5)
         ]
-        table.add_row(f"{task + 1}: {name}", str(cell.total), *map(percent, numbers))
+        table.add_row(
+            f"{task + 1}: {name}", str(cell.total) if cell else NOT_AVAILABLE, *map(percent, numbers)
+        )
     pooled = [
         matrix.curve(top=top, scope=scope)[after]
         for scope in ("class_incremental", "task_incremental")
         for top in (1, 5)
     ]
     table.add_section()
-    table.add_row("all seen", str(sum(cell.total for cell in matrix.rows[after])), *map(percent, pooled))
+    table.add_row(
+        "all seen", str(sum(cell.total for cell in matrix.rows[after] if cell)), *map(percent, pooled)
+    )
     return table
 
 
