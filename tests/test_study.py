@@ -346,7 +346,7 @@ def test_plan_study__combines_runs_grid_and_seeds(tmp_path: Path) -> None:
 
 
 def test_plan_study__validates_every_run_before_the_first(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study.yaml", grid={"view_batch.num_views": [1, 3]})
+    study = write_study(tmp_path / "study.yaml", grid={"view_batch.num_views": [1, 7]})
     with pytest.raises(UsageError, match="nearest batch sizes that do are"):
         plan_study(study, output=Path("out"))
 
@@ -363,3 +363,15 @@ def test_plan_study__runs_may_have_data_sets_of_their_own(tmp_path: Path) -> Non
     assert [item.config.dataset.name for item in planned] == ["digits", "cifar100"]
     with pytest.raises(UsageError, match="no data set is given for finetune: set 'dataset' of the study"):
         write_study(tmp_path / "study.yaml", runs=runs, dataset=None)
+
+
+def test_plan_study__a_run_may_have_a_grid_of_its_own(tmp_path: Path) -> None:
+    runs = [
+        {"learner": "finetune", "name": "plain", "settings": {"view_batch": {"num_views": 1}}},
+        {"learner": "finetune", "name": "views", "grid": {"view_batch.num_views": [2, 4]}},
+    ]
+    study = write_study(tmp_path / "study.yaml", runs=runs, grid={"seed": [1, 2]})
+    assert [item.label for item in plan_study(study, output=Path("out"))] == [
+        *("plain-seed=1", "plain-seed=2"),
+        *(f"views-seed={seed}-num_views={views}" for seed in (1, 2) for views in (2, 4)),
+    ]

@@ -6,7 +6,6 @@ import gc
 import itertools
 import json
 import logging
-import statistics
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from vbm_ptm.engine.checkpoint import write_json
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
+from vbm_ptm.report.tables import mean_and_deviation
 from vbm_ptm.run_directory import RunDirectory
 from vbm_ptm.settings import Settings
 
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 METRICS = ("average_incremental_accuracy", "last_accuracy", "forgetting")
 TASK_MEANS = ("average_incremental_accuracy_task_mean", "last_accuracy_task_mean")
 TOP5 = ("average_incremental_accuracy", "last_accuracy")
+
+
+Grid = dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]
 
 
 class StudyRun(Settings):
@@ -42,6 +45,7 @@ class StudyRun(Settings):
         name: Label in tables and directories; made from learner and grid values without it.
         preset: Preset in place of the study's.
         settings: A partial run configuration.
+        grid: Dotted setting -> values, as in the study, for this line alone.
     """
 
     learner: str
@@ -49,6 +53,7 @@ class StudyRun(Settings):
     name: str | None = Field(default=None, pattern="[^.]")  # "." and ".." are other folders
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
+    grid: Grid = Field(default_factory=dict)
 
 
 class StudyConfig(Settings):
@@ -68,7 +73,7 @@ class StudyConfig(Settings):
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     runs: tuple[StudyRun, ...] = Field(min_length=1)
-    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    grid: Grid = Field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     class_order_seeds: tuple[int, ...] = ()
 
@@ -128,9 +133,13 @@ def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = (
         UsageError: A configuration is wrong, or two runs share one folder.
     """
     planned = []
-    combinations = list(itertools.product(*study.grid.values()))
-    for entry, values in itertools.product(study.runs, combinations):
-        cell = dict(zip(study.grid, values, strict=True))
+    cells = [
+        (entry, dict(zip(grid, values, strict=True)))
+        for entry in study.runs
+        for grid in [study.grid | entry.grid]
+        for values in itertools.product(*grid.values())
+    ]
+    for entry, cell in cells:
         suffix = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in cell.items())
         composed = ComposedConfig()
         for tree in (study.settings, entry.settings, *(nested(key, value) for key, value in cell.items())):
@@ -219,6 +228,18 @@ def shard(runs: Sequence[PlannedRun], *, index: int, count: int, costs: Sequence
         loads[lightest] += costs[position]
         part_of[position] = lightest
     return [planned for position, planned in enumerate(runs) if part_of[position] == index]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read "2/8", the second of eight parts; return index, from 0, and number of parts.
+
+    Raises:
+        UsageError: It is no such part.
+    """
+    first, _, second = text.partition("/")
+    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return int(first) - 1, int(second)
+    raise UsageError(f"--shard '{text}' is not of the form PART/PARTS, such as 1/8 to 8/8.")
 
 
 def execute(
@@ -334,15 +355,17 @@ def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) ->
                 "label": label,
                 "num_runs": len(members),
                 **{
-                    name: _spread([headline(result)[name] for _, result in members])
+                    name: mean_and_deviation([headline(result)[name] for _, result in members])
                     for name in (*METRICS, *TASK_MEANS)
                 },
                 **{
-                    f"{name}_top5": _spread([headline(result, top=5)[name] for _, result in members])
+                    f"{name}_top5": mean_and_deviation(
+                        [headline(result, top=5)[name] for _, result in members]
+                    )
                     for name in TOP5
                 },
-                "seconds": _spread([seconds(result) for _, result in members]),
-                "num_images": _spread([result["num_images"] for _, result in members]),
+                "seconds": mean_and_deviation([seconds(result) for _, result in members]),
+                "num_images": mean_and_deviation([result["num_images"] for _, result in members]),
                 "seeds": [planned.seeds for planned, _ in members],
                 "directories": [str(planned.output) for planned, _ in members],
             }
@@ -382,16 +405,7 @@ def _paired_effects(finished: Sequence[tuple[PlannedRun, Mapping[str, Any]]]) ->
         {
             "label": label,
             "num_pairs": len(members),
-            **{name: _spread([member.get(name) for member in members]) for name in METRICS},
+            **{name: mean_and_deviation([member.get(name) for member in members]) for name in METRICS},
         }
         for label, members in pairs.items()
     ]
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Return mean and sample standard deviation of the numbers that exist."""
-    known = [value for value in values if value is not None]
-    return {
-        "mean": statistics.fmean(known) if known else None,
-        "std": statistics.stdev(known) if len(known) > 1 else None,
-    }

@@ -8,6 +8,6 @@ inspection    list, check: what is looked up before one
 printing      tables and JSON on standard output
 """
 
-from vbm_ptm.cli.application import main
+from vbm_ptm.cli.application import main, run_application
 
-__all__ = ["main"]
+__all__ = ["main", "run_application"]

@@ -51,7 +51,12 @@ app.command()(inspection.check)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code.
+    """Run the command line; return the exit code."""
+    return run_application(app, arguments)
+
+
+def run_application(application: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; return the exit code.
 
     0 done, 2 wrong use or input, 1 failure, 130 or 143 interrupted and saved.
     """
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # where package.module:Class of an own learner is looked for last
     try:
-        app(arguments)
+        application(arguments)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     except UsageError as error:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from vbm_ptm.errors import UsageError
+
 Dataset = Annotated[
     str | None,
     typer.Option(help="Name ('vbm-ptm list datasets'), a YAML file, a folder of images, or a parquet file."),
@@ -60,3 +62,19 @@ def all_overrides(
     """Return what --set gave, and after it what stands for a setting as an option of its own."""
     named = {"seed": seed, "scenario.class_order_seed": class_order_seed, "device": device}
     return [*(given or ()), *(f"{key}={value}" for key, value in named.items() if value is not None)]
+
+
+def integers(option: str, text: str | None) -> tuple[int, ...]:
+    """Read a list of whole numbers; empty without a text.
+
+    Raises:
+        UsageError: It is no such list.
+    """
+    if text is None:
+        return ()
+    try:
+        return tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"{option} '{text}' is not a list of whole numbers such as 1993,1996,1997."
+        ) from None

@@ -16,6 +16,7 @@ from vbm_ptm.cli.options import (
     Overrides,
     Preset,
     all_overrides,
+    integers,
     sources_of,
 )
 from vbm_ptm.cli.printing import how_to_go_on, stdout
@@ -48,8 +49,8 @@ def train(
     sources = sources_of(dataset, learner, preset, config)
     chosen = all_overrides(overrides, seed=seed, class_order_seed=class_order_seed, device=device)
     several = {
-        "seeds": _integers("--seeds", seeds),
-        "class_order_seeds": _integers("--class-order-seeds", class_order_seeds),
+        "seeds": integers("--seeds", seeds),
+        "class_order_seeds": integers("--class-order-seeds", class_order_seeds),
     }
     if any(several.values()):
         if (seed is not None and seeds) or (class_order_seed is not None and class_order_seeds):
@@ -106,17 +107,6 @@ def study(
     with how_to_go_on("Repeat the command to go on."):
         collected = execute(planned, output=folder)
     _show_study(collected, details=details)
-
-
-def _integers(option: str, text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    try:
-        return tuple(int(item) for item in text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"{option} '{text}' is not a list of whole numbers such as 1993,1996,1997."
-        ) from None
 
 
 def _default_output(config: Any) -> Path:

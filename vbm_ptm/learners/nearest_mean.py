@@ -34,6 +34,7 @@ class NearestMean(Learner):
     """Frozen backbone and one mean per class."""
 
     config_class = NearestMeanConfig
+    is_trained = False
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return no group: nothing is trained, and a task takes zero steps."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -109,3 +110,12 @@ def spread(values: Mapping[str, float | None], *, digits: int = 2, sign: str = "
         return NOT_AVAILABLE
     mean = round(mean, digits) + 0.0  # no -0.00
     return f"{mean:{sign}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def mean_and_deviation(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Return mean and sample standard deviation of the numbers that exist."""
+    known = [value for value in values if value is not None]
+    return {
+        "mean": statistics.fmean(known) if known else None,
+        "std": statistics.stdev(known) if len(known) > 1 else None,
+    }

@@ -1,0 +1,176 @@
+"""The published table beside our runs of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vbm_ptm.config_tree import find_config, read_yaml
+from vbm_ptm.report.paper_table import PaperTable, TableRun, compare_with_paper, markdown
+
+PUBLISHED = {
+    "source": "A paper, table 1",
+    "hyper_parameters": "its appendix",
+    "benchmarks": {
+        "photos": {
+            "title": "S-Photos",
+            "num_classes": 4,
+            "num_train": 40,
+            "num_test": 8,
+            "origin": "the split of the paper",
+            "deviations": ["The split is a guess."],
+        }
+    },
+    "deviations": ["Seeds are ours."],
+    "rows": {
+        "slow": {
+            "title": "SLOW",
+            "line": "Slow",
+            "learner": "slca",
+            "weighting": "task_mean",
+            "published": {"photos": {"top1": {"average": [80.0, 1.0], "last": [70.0, 0.5]}}},
+            "deviations": ["Weights differ."],
+            "with_views": {
+                "title": "VIEWS",
+                "line": "Ours",
+                "published": {"photos": {"top1": {"average": [82.0, 1.0]}}},
+                "deviations": ["V is not stated."],
+            },
+        }
+    },
+}
+
+
+def result(accuracy: float, **others: Any) -> dict[str, Any]:
+    numbers = {
+        "average_incremental_accuracy": accuracy,
+        "average_incremental_accuracy_task_mean": accuracy + 5,
+        "last_accuracy": accuracy - 10,
+        "last_accuracy_task_mean": accuracy - 5,
+    }
+    optimization = {
+        "schedule": "multistep",
+        "milestones": [18],
+        "optimizer": "sgd",
+        "learning_rate": 0.01,
+        "epochs": 20,
+        "batch_size": 128,
+        "weight_decay": 5e-4,
+        "clip_gradient_norm": None,
+    }
+    transforms = {"interpolation": "bicubic", "normalization": "imagenet", "strong": "autoaugment_cifar10"}
+    return {
+        "metrics": {"class_incremental": {"top1": numbers, "top5": numbers}},
+        "config": {
+            "optimization": optimization,
+            "dataset": {"transforms": transforms},
+            "trainer": {"mixed_precision": "no"},
+        },
+        "weights": {"name": "vit.tag", "sha256": "a" * 64},
+        "split_sha256": "b" * 64,
+        "data": {"train": {"images": 40}, "test": {"images": 8}},
+    } | others
+
+
+def a_run(num_views: int, order: int, accuracy: float | None = None, **others: Any) -> TableRun:
+    found = None if accuracy is None else result(accuracy, **others)
+    return TableRun("slow", "photos", num_views, order, f"out/v{num_views}/{order}", result=found)
+
+
+def compared(*runs: TableRun) -> dict[str, Any]:
+    photos: dict[str, Any] = compare_with_paper(PaperTable.model_validate(PUBLISHED), runs)["benchmarks"][
+        "photos"
+    ]
+    return photos
+
+
+def test_compare_with_paper__each_number_under_the_weighting_of_its_method() -> None:
+    plain, views = compared(a_run(1, 1, 60), a_run(1, 2, 64), a_run(4, 1, 70), a_run(4, 2))["lines"]
+    assert (plain["title"], plain["line"], views["title"], views["line"]) == (
+        *("SLOW", "Slow"),
+        *("VIEWS, V = 4", "Ours"),
+    )
+    assert plain["numbers"]["top-1 average"] == {
+        "paper": {"mean": 80.0, "std": 1.0},
+        "pooled": {"mean": 62.0, "std": pytest.approx(8**0.5)},
+        "task_mean": {"mean": 67.0, "std": pytest.approx(8**0.5)},
+    }
+    assert plain["numbers"]["top-5 last"]["paper"] is None
+    assert views["numbers"]["top-1 last"]["paper"] is None
+    assert (plain["orders"], plain["missing"]) == ([1, 2], [])
+    assert (views["orders"], views["missing"]) == ([1], [{"order": 2, "directory": "out/v4/2"}])
+    assert plain["deviations"] == ["Weights differ."]
+    assert views["deviations"] == ["Weights differ.", "V is not stated."]
+
+
+def test_compare_with_paper__pairs_orders_on_the_same_images_and_weights_alone() -> None:
+    (paired,) = compared(
+        *(a_run(1, 1, 60), a_run(1, 2, 64), a_run(1, 3), a_run(1, 4, 50)),
+        *(a_run(4, 1, 61), a_run(4, 2, 67), a_run(4, 3, 99), a_run(4, 4, 99, split_sha256="c" * 64)),
+    )["paired"]
+    assert paired["title"] == "VIEWS, V = 4, minus SLOW"
+    assert [(each["order"], each["top-1 average"]) for each in paired["orders"]] == [(1, 1.0), (2, 3.0)]
+    assert paired["mean"]["top-1 average"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+    assert paired["paper"] == {
+        "top-1 average": 2.0,
+        **dict.fromkeys(("top-1 last", "top-5 average", "top-5 last")),
+    }
+
+
+def test_compare_with_paper__says_what_was_changed_and_which_images_differ() -> None:
+    changed = TableRun("slow", "photos", 1, 1, "out", ("optimization.epochs: 20 against 2",), result(60))
+    other = a_run(1, 2, 60, data={"train": {"images": 4000}, "test": {"images": 8}})
+    (line,) = compared(changed, other)["lines"]
+    assert line["deviations"] == [
+        "Weights differ.",
+        "Not the paper's setting: optimization.epochs: 20 against 2.",
+        "4,000 training and 8 test images, not 40 and 8 (the split of the paper).",
+    ]
+    assert line["protocol"] == [
+        "vit.tag (SHA-256 aaaaaaaaaaaa); inputs: bicubic, normalization imagenet, strong view autoaugment_cifar10; "
+        "sgd 0.01, 20 epochs of batches of 128, multistep at 18, weight decay 0.0005, clipping none; precision no; "
+        "split SHA-256 bbbbbbbbbbbb"
+    ]
+
+
+def test_markdown__shows_both_numbers_the_pairs_and_what_is_missing() -> None:
+    runs = (a_run(1, 1, 60), a_run(1, 2, 64), a_run(4, 1, 61), a_run(4, 2))
+    page = markdown(compare_with_paper(PaperTable.model_validate(PUBLISHED), runs))
+    assert (
+        "| method | top-1 average p | ours | top-1 last p | ours | top-5 average p | ours | top-5 last p | ours | "
+        "mean | runs |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| SLOW | 80.00 ± 1.00 | 67.00 ± 2.83 | 70.00 ± 0.50 | 57.00 ± 2.83 | - | 67.00 ± 2.83 | - | 57.00 ± 2.83 "
+        "| task mean | 2 |\n"
+        "| VIEWS, V = 4 | 82.00 ± 1.00 | 66.00 | - | 56.00 | - | 66.00 | - | 56.00 | task mean | 1 |\n"
+    ) in page
+    assert (
+        "| paper (of the means) | +2.00 | n/a | n/a | n/a |\n| 1 | +1.00 | +1.00 | +1.00 | +1.00 |\n" in page
+    )
+    assert "| ours | +1.00 | +1.00 | +1.00 | +1.00 |\n" in page
+    assert "- Seeds are ours.\n- The split is a guess.\n- **SLOW**\n" in page
+    assert "## Not finished\n\n- S-Photos, VIEWS, V = 4, order 2: `out/v4/2`\n" in page
+
+
+def test_published_table__is_complete() -> None:
+    """Every row of the paper's table on both benchmarks; Joint has no average there."""
+    table = PaperTable.model_validate(read_yaml(find_config("published/paper_table")))
+    lines = [line for row in table.rows.values() for line in (row, row.with_views) if line]
+    assert {line.line for line in lines} == {
+        *("Joint", "L2P", "DualPrompt", "CODA-Prompt", "S-iPrompt", "SLCA", "VBM-SLCA"),
+    }
+    for line in lines:
+        assert set(line.published) == set(table.benchmarks) == {"cifar100", "imagenet_r"}
+        for numbers in line.published.values():
+            for accuracy in (numbers.top1, numbers.top5):
+                assert accuracy.last
+                assert (accuracy.average is None) == (line.line == "Joint")
+            assert numbers.top5.last > numbers.top1.last
+    gains = [
+        round(
+            views.published["imagenet_r"].top1.average[0] - plain.published["imagenet_r"].top1.average[0], 2
+        )
+        for plain, views in [(table.rows["slca"], table.rows["slca"].with_views)]
+    ]
+    assert gains == [1.03]  # what the paper's text says of ImageNet-R

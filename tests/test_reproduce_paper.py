@@ -1,0 +1,207 @@
+"""scripts/reproduce_paper.py: the list of runs, its parts, and the whole way to the table on a miniature."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vbm_ptm.cli import run_application
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "reproduce_paper.py"
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.fixture
+def say(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Say:
+    """Return a function that runs the script and returns exit code, standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run_application(script["application"], arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def listed(shown: str) -> dict[tuple[str, str], list[str]]:
+    """Return the cells of every run of a dry run by name and class order."""
+    lines = (line.split("│")[1:-1] for line in shown.splitlines() if "│" in line)
+    cells = [[cell.strip() for cell in line] for line in lines]
+    return {(name, order): rest for name, order, *rest in cells}
+
+
+def to_run(shown: str) -> list[tuple[str, str]]:
+    return [run for run, cells in listed(shown).items() if cells[-1] == "to run"]
+
+
+def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> None:
+    code, shown, _ = say("--dry-run", "--images-per-second", "100")
+    assert code == 0
+    runs = listed(shown)
+    # 8 lines (SLCA with 1 and 4 views, six others) on 2 benchmarks in 3 orders.
+    assert len(runs) == len(to_run(shown)) == 8 * 2 * 3
+    for num_views in (1, 4):
+        # 20 epochs of 40 steps, 50 epochs of 19 steps, for each of 10 tasks.
+        assert runs[f"cifar100-slca-v{num_views}", "1993"][:3] == ["10", "8,000", "1,000,000"]
+        assert runs[f"imagenet_r-slca-v{num_views}", "1997"][:3] == ["10", "9,500", "1,200,000"]
+    assert runs["cifar100-joint-v1", "1993"][:3] == ["1", "7,820", "1,000,000"]
+    assert runs["cifar100-l2p-v1", "1996"][:3] == ["10", "15,650", "250,000"]
+    # Looked at: 50,000 for features and 10,000 x (0.1 + ... + 1) in tests, each a third.
+    assert runs["cifar100-slca-v1", "1993"][3] == f"{(1_000_000 + (50_000 + 55_000) / 3) / 100 / 3600:.2f}"
+    assert "assumed are CODA-Prompt's split, the same number of images for each class: 24,000 for" in shown
+    assert "all: 48 runs" in shown
+
+
+def test_dry_run__the_most_informative_runs_fit_first(say: Say) -> None:
+    _, shown, _ = say("--dry-run", "--budget-hours", "4.6", "--images-per-second", "300")
+    assert to_run(shown)[:4] == [
+        (f"imagenet_r-slca-v{views}", order) for order in ("1993", "1996") for views in ("1", "4")
+    ]
+    assert "to run here: 4 runs" in shown
+    _, shown, _ = say("--dry-run", "--budget-hours", "0.5", "--datasets", "cifar100")
+    assert {name for name, _ in to_run(shown)} == {"cifar100-s_prompt_pp-v1"}  # the others are too long
+
+
+def test_dry_run__parts_are_disjoint_and_complete(say: Say) -> None:
+    command = ("--dry-run", "--learners", "slca,l2p", "--orders", "1993,1997")
+    whole = to_run(say(*command)[1])
+    parts = [to_run(say(*command, "--shard", f"{part}/3")[1]) for part in (1, 2, 3)]
+    assert sorted(run for part in parts for run in part) == sorted(whole)
+    assert all(parts)
+
+
+def test_dry_run__filters(say: Say) -> None:
+    code, shown, _ = say(
+        *("--dry-run", "--learners", "l2p,slca", "--datasets", "cifar100", "--orders", "1997"),
+        *("--views", "1,3", "--set", "optimization.batch_size=126"),
+    )
+    assert code == 0
+    assert list(listed(shown)) == [(f"cifar100-{name}", "1997") for name in ("slca-v1", "slca-v3", "l2p-v1")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--learners", "slac"], "unknown row of the table 'slac'. Did you mean 'slca'?"),
+        (["--data", "imagenet=/x"], "unknown data set 'imagenet'. Did you mean 'imagenet_r'?"),
+        (["--data", "cifar100"], "--data 'cifar100' is not of the form NAME=PATH"),
+        (["--shard", "0/2"], "--shard '0/2' is not of the form PART/PARTS"),
+        (["--orders", "a"], "--orders 'a' is not a list of whole numbers"),
+        (["--learners", "l2p", "--views", "4"], "no run is left"),
+        (["--datasets", "imagenet_r"], "the images of imagenet_r are needed: --data imagenet_r=PATH"),
+        (["--data", "cifar100=/nowhere"], "--data cifar100: there is nothing at /nowhere"),
+        (
+            ["--datasets", "cifar100", "--weights", "/nowhere"],
+            "the weights vit_base_patch16_224.orig_in21k are needed: there is no /nowhere/vit_base_patch16_224.orig_",
+        ),
+    ],
+)
+def test_reproduce__refuses_to_start_with_what_is_wrong_or_missing(
+    options: list[str], message: str, say: Say, tmp_path: Path
+) -> None:
+    code, shown, said = say("--output", str(tmp_path / "out"), *options)
+    assert (code, shown) == (2, "")
+    assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+def place(arguments: list[str]) -> str:
+    """Return NAME=PATH of a miniature."""
+    return f"{arguments[1]}={arguments[3].partition('=')[2]}"
+
+
+def test_reproduce__runs_part_by_part_to_the_table(
+    say: Say, cifar100_arguments: list[str], tiny_weights: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "paper"
+    command = [
+        *("--output", str(output), "--data", place(cifar100_arguments), "--learners", "slca"),
+        *("--datasets", "cifar100", "--orders", "1996"),
+    ]
+    changes = {
+        "backbone.name": "test_vit.r160_in1k",
+        "backbone.checkpoint": str(tiny_weights),
+        "backbone.image_size": "32",
+        "optimization.epochs": "4",
+        "scenario.num_tasks": "4",
+        "learner.alignment_samples_per_class": "2",
+    }
+    for key, value in changes.items():
+        command += ["--set", f"{key}={value}"]
+    shown = listed(say(*command, "--dry-run")[1])
+    assert {tuple(cells[:3]) for cells in shown.values()} == {("4", "16", "1,200")}  # 75 images in each task
+
+    code, page, _ = say(*command, "--shard", "1/2")
+    assert code == 0
+    assert f"- S-CIFAR-100, VBM-SLCA, V = 4, order 1996: `{output}/cifar100-slca-v4/" in page
+    (first,) = output.rglob("result.json")
+    written = first.stat().st_mtime_ns
+    code, page, _ = say(*command)
+    assert (code, first.stat().st_mtime_ns) == (0, written)
+    results = {path.parts[-3]: json.loads(path.read_text()) for path in sorted(output.rglob("result.json"))}
+    assert list(results) == ["cifar100-slca-v1", "cifar100-slca-v4"]
+    assert {(result["num_steps"], result["num_images"]) for result in results.values()} == {(16, 1200)}
+    assert {(result["seed"], result["class_order_seed"]) for result in results.values()} == {(1996, 1996)}
+
+    assert page == (output / "paper_table.md").read_text() + "\n"
+    collected = json.loads((output / "paper_table.json").read_text())
+    assert say(*command, "--collect")[1] == page
+    plain, views = collected["benchmarks"]["cifar100"]["lines"]
+    accuracy = results["cifar100-slca-v4"]["metrics"]["class_incremental"]["top1"]["last_accuracy"]
+    assert views["numbers"]["top-1 last"] == {
+        "paper": {"mean": 91.78, "std": 0.18},
+        "pooled": {"mean": accuracy, "std": None},
+        "task_mean": {"mean": accuracy, "std": None},
+    }
+    assert (views["missing"], views["orders"]) == ([], [1996])
+    assert "Not the paper's setting: optimization.epochs: 20 against 4." in plain["deviations"]
+    assert (
+        "300 training and 100 test images, not 50,000 and 10,000 (the official split)." in plain["deviations"]
+    )
+    (paired,) = collected["benchmarks"]["cifar100"]["paired"]
+    baseline = results["cifar100-slca-v1"]["metrics"]["class_incremental"]["top1"]["last_accuracy"]
+    assert paired["orders"][0]["top-1 last"] == pytest.approx(accuracy - baseline)
+    assert paired["paper"]["top-1 last"] == pytest.approx(0.21)
+
+
+@pytest.mark.slow
+def test_reproduce__the_whole_table_in_miniature(
+    say: Say, cifar100_arguments: list[str], imagenet_r_arguments: list[str], tmp_path: Path
+) -> None:
+    """Every row and both benchmarks in their true shape, on the embedded backbone."""
+    output = tmp_path / "paper"
+    code, page, said = say(
+        *("--output", str(output), "--orders", "1993"),
+        *("--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)),
+        *(
+            "--set",
+            "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet",
+            "--set",
+            "trainer.max_steps_per_task=1",
+        ),
+        *("--set", "data.evaluation_batch_size=32"),
+    )
+    assert (code, said) == (0, said)
+    assert len(list(output.rglob("result.json"))) == 16
+    collected = json.loads((output / "paper_table.json").read_text())
+    for benchmark in collected["benchmarks"].values():
+        assert len(benchmark["lines"]) == 8
+        for line in benchmark["lines"]:
+            assert line["orders"] == [1993]
+            for numbers in line["numbers"].values():
+                assert 0 <= numbers[line["weighting"]]["mean"] <= 100
+        (paired,) = benchmark["paired"]
+        assert None not in paired["orders"][0].values()
+    assert "Not finished" not in page
