@@ -23,6 +23,8 @@ from vbm_ptm.cli.printing import stdout
 from vbm_ptm.errors import UsageError, unknown_name
 
 PRESET = "paper"
+# Which images are in which split is recorded by its hash.
+SPLITS = ("dataset.split_file", "dataset.train_list", "dataset.test_list")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 Names = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
@@ -38,7 +40,10 @@ def reproduce(
         str, typer.Option(help="Numbers of views; only SLCA is run with more than one.")
     ] = "1,4",
     data: Annotated[
-        list[str] | None, typer.Option(help="NAME=PATH of a data set; repeat it for more.")
+        list[str] | None,
+        typer.Option(
+            help="NAME=PATH of a data set, or NAME.SETTING=VALUE (imagenet_r.split_file=split.csv)."
+        ),
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Folder with <timm tag>.safetensors (or .npz, .pth) of each learner.")
@@ -61,7 +66,7 @@ def reproduce(
     from vbm_ptm.study import execute, finished_runs
 
     kit = Kit.load(
-        places=named_paths(data or ()), weights=weights, overrides=all_overrides(overrides, device=device)
+        data=data_settings(data or ()), weights=weights, overrides=all_overrides(overrides, device=device)
     )
     listed = kit.list_runs(
         learners=chosen("row of the table", learners, kit.table.rows),
@@ -111,13 +116,13 @@ class Kit:
 
     Attributes:
         table: A ``vbm_ptm.report.paper_table.PaperTable``.
-        places: Name of a data set -> path.
+        data: Name of a data set -> its settings on this machine.
         weights: Folder with a file per timm tag.
         overrides: Items ``path.to.setting=value`` for all runs.
     """
 
     table: Any
-    places: Mapping[str, Path]
+    data: Mapping[str, dict[str, Any]]
     weights: Path | None
     overrides: Sequence[str]
 
@@ -128,7 +133,7 @@ class Kit:
         from vbm_ptm.report.paper_table import PaperTable
 
         table = PaperTable.model_validate(read_yaml(find_config("published/paper_table")))
-        chosen("data set", ",".join(attributes["places"]) or None, table.benchmarks)
+        chosen("data set", ",".join(attributes["data"]) or None, table.benchmarks)
         return cls(table=table, **attributes)
 
     def list_runs(
@@ -169,15 +174,14 @@ class Kit:
         protocol = plan(method.settings, ()).config.model_dump(mode="json")
         settings: dict[str, Any] = {"view_batch": {"num_views": num_views}}
         merge(settings, method.settings)
-        if benchmark in self.places:
-            merge(settings, {"dataset": {"path": str(self.places[benchmark])}})
+        merge(settings, {"dataset": self.data.get(benchmark, {})})
         planned = plan(settings, self.overrides)
         if self.weights and planned.config.backbone.checkpoint is None:
             file = self._weights_file(planned.config.backbone.name)
             merge(settings, {"backbone": {"checkpoint": str(file)}})
             planned = plan(settings, self.overrides)
         changes = differences(protocol, planned.config.model_dump(mode="json"))
-        expected = (*FREE_ON_RESUME, *PLACES, "view_batch.num_views")
+        expected = (*FREE_ON_RESUME, *PLACES, *SPLITS, "view_batch.num_views")
         changed = tuple(line for line in changes if not line.startswith(expected))
         return ListedRun(row, benchmark, num_views, order, planned, changed)
 
@@ -230,7 +234,8 @@ class Kit:
 
     def has_data(self, benchmark: str) -> bool:
         """Return whether images of a benchmark are at hand; those of the hub are never fetched to be counted."""
-        return benchmark in self.places and self.places[benchmark].exists()
+        path = self.data.get(benchmark, {}).get("path")
+        return path is not None and Path(path).expanduser().exists()
 
     def shard(self, listed: Sequence[ListedRun], text: str) -> list[ListedRun]:
         """Return one part of the runs; by published counts, since every machine must cut the list alike."""
@@ -357,19 +362,21 @@ def chosen(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
     return [name for name in names if name in given]
 
 
-def named_paths(items: Iterable[str]) -> dict[str, Path]:
-    """Read NAME=PATH.
+def data_settings(items: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Read NAME=PATH and NAME.SETTING=VALUE; return the settings of each data set.
 
     Raises:
         UsageError: An item is of another form.
     """
-    places = {}
+    from vbm_ptm.config_tree import merge, parse_override
+
+    settings: dict[str, Any] = {}
     for item in items:
-        name, _, path = item.partition("=")
-        if not name or not path:
-            raise UsageError(f"--data '{item}' is not of the form NAME=PATH.")
-        places[name] = Path(path).expanduser()
-    return places
+        key, equals, value = item.partition("=")
+        if not (key and equals and value):
+            raise UsageError(f"--data '{item}' is not of the form NAME=PATH or NAME.SETTING=VALUE.")
+        merge(settings, parse_override(item) if "." in key else {key: {"path": value}})
+    return settings
 
 
 if __name__ == "__main__":

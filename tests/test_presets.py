@@ -90,3 +90,17 @@ def test_presets__slca_jitters_the_brightness_of_cifar100_alone() -> None:
             63 / 255, abs=1e-6
         )
         assert config_of("slca", "imagenet_r", preset).dataset.transforms.brightness == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "epochs", "milestone"), [("cifar100", 20, 18), ("imagenet_r", 50, 40), ("domainnet", 20, 15)]
+)
+def test_presets__slca_as_the_appendix_of_the_paper_has_it(dataset: str, epochs: int, milestone: int) -> None:
+    """Table "Hyper-parameters for ViT-B/16 backbone"."""
+    config = config_of("slca", dataset, "paper")
+    chosen = config.optimization
+    assert (chosen.epochs, chosen.batch_size, chosen.optimizer) == (epochs, 128, "sgd")
+    assert (chosen.learning_rate, chosen.weight_decay) == (0.01, 5e-4)
+    assert (chosen.schedule, chosen.milestones, chosen.decay) == ("multistep", (milestone,), 0.1)
+    assert config.backbone.name == "vit_base_patch16_224.augreg_in21k"
+    assert epochs % config.view_batch.num_views == (2 if dataset == "imagenet_r" else 0)

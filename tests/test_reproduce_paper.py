@@ -96,7 +96,7 @@ def test_dry_run__filters(say: Say) -> None:
     [
         (["--learners", "slac"], "unknown row of the table 'slac'. Did you mean 'slca'?"),
         (["--data", "imagenet=/x"], "unknown data set 'imagenet'. Did you mean 'imagenet_r'?"),
-        (["--data", "cifar100"], "--data 'cifar100' is not of the form NAME=PATH"),
+        (["--data", "cifar100"], "--data 'cifar100' is not of the form NAME=PATH or NAME.SETTING=VALUE"),
         (["--shard", "0/2"], "--shard '0/2' is not of the form PART/PARTS"),
         (["--orders", "a"], "--orders 'a' is not a list of whole numbers"),
         (["--learners", "l2p", "--views", "4"], "no run is left"),
@@ -181,27 +181,24 @@ def test_reproduce__the_whole_table_in_miniature(
     say: Say, cifar100_arguments: list[str], imagenet_r_arguments: list[str], tmp_path: Path
 ) -> None:
     """Every row and both benchmarks in their true shape, on the embedded backbone."""
-    output = tmp_path / "paper"
-    code, page, said = say(
-        *("--output", str(output), "--orders", "1993"),
-        *("--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)),
-        *(
-            "--set",
-            "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet",
-            "--set",
-            "trainer.max_steps_per_task=1",
-        ),
-        *("--set", "data.evaluation_batch_size=32"),
-    )
-    assert (code, said) == (0, said)
-    assert len(list(output.rglob("result.json"))) == 16
-    collected = json.loads((output / "paper_table.json").read_text())
-    for benchmark in collected["benchmarks"].values():
-        assert len(benchmark["lines"]) == 8
-        for line in benchmark["lines"]:
-            assert line["orders"] == [1993]
-            for numbers in line["numbers"].values():
-                assert 0 <= numbers[line["weighting"]]["mean"] <= 100
-        (paired,) = benchmark["paired"]
-        assert None not in paired["orders"][0].values()
-    assert "Not finished" not in page
+    command = ["--orders", "1993", "--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)]
+    command += ["--data", "imagenet_r.test_fraction=0.4", "--set", "trainer.max_steps_per_task=1"]
+    command += ["--set", "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet"]
+    short = ["--set", "learner.alignment_samples_per_class=2"]  # of 256 it takes minutes
+    prompts = "s_prompt_pp,coda_prompt,dualprompt,l2p,s_iprompt"
+    for rows, more, num_lines in (("slca,joint", short, 3), (prompts, [], 5)):
+        output = tmp_path / rows
+        code, page, said = say("--output", str(output), "--learners", rows, *command, *more)
+        assert code == 0, said
+        collected = json.loads((output / "paper_table.json").read_text())
+        assert list(collected["benchmarks"]) == ["imagenet_r", "cifar100"]
+        for benchmark in collected["benchmarks"].values():
+            assert len(benchmark["lines"]) == num_lines
+            for line in benchmark["lines"]:
+                assert line["orders"] == [1993]
+                for numbers in line["numbers"].values():
+                    assert 0 <= numbers[line["weighting"]]["mean"] <= 100
+            for paired in benchmark["paired"]:
+                assert None not in paired["orders"][0].values()
+        assert "Not finished" not in page
+        assert "Not the paper's setting: dataset.test_fraction: 0.2 against 0.4." in page
