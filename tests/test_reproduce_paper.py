@@ -94,7 +94,7 @@ def test_dry_run__filters(say: Say) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--learners", "slac"], "unknown row of the table 'slac'. Did you mean 'slca'?"),
+        (["--learners", "slcaa"], "unknown row of the table 'slcaa'. Did you mean 'slca'?"),
         (["--data", "imagenet=/x"], "unknown data set 'imagenet'. Did you mean 'imagenet_r'?"),
         (["--data", "cifar100"], "--data 'cifar100' is not of the form NAME=PATH or NAME.SETTING=VALUE"),
         (["--shard", "0/2"], "--shard '0/2' is not of the form PART/PARTS"),
