@@ -1,0 +1,135 @@
+"""What a user does with a benchmark, from the check to a learner that is extended, through the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import miniatures
+import pytest
+
+from vbm_ptm.cli import main
+from vbm_ptm.learners.registry import list_learners
+
+BENCHMARKS = ("cifar100", "imagenet_r", "domainnet_domains")
+
+# What of a paper's settings does not fit a backbone of width 64 and a few seconds.
+SMALL = {
+    "slca": ["learner.alignment_epochs=1", "learner.alignment_samples_per_class=4"],
+    "coda_prompt": ["learner.pool_size=20"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was() -> Iterator[None]:
+    logger = logging.getLogger("vbm_ptm")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+class Terminal:
+    """Runs commands that must succeed and hands back what they print."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> str:
+        self.capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        printed = self.capsys.readouterr()
+        assert code == 0, printed.err
+        return printed.out
+
+    def json(self, *arguments: str | Path) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capsys)
+
+
+class Miniature(NamedTuple):
+    arguments: list[str]
+    num_tasks: int
+    num_classes: int
+
+
+def miniature(benchmark: str, root: Path) -> Miniature:
+    """Return a benchmark in small with its official class names; fewer of them where there are hundreds."""
+    if benchmark == "cifar100":
+        return Miniature(miniatures.cifar100_miniature(root, num_train=2), 10, 100)
+    if benchmark == "imagenet_r":
+        return Miniature(miniatures.imagenet_r_miniature(root, num_classes=60), 10, 60)
+    return Miniature(miniatures.domainnet_miniature(root, num_classes=20, dataset="domainnet_domains"), 6, 20)
+
+
+def go_from_check_to_extension(
+    benchmark: str, learner: str, terminal: Terminal, tiny_weights: Path, folder: Path
+) -> None:
+    """Check, train, evaluate, predict, export, load, extend; every step takes what the one before left."""
+    small = miniature(benchmark, folder)
+    # 15 steps in all: the weights of the backbone are random, so that nothing can be learned anyway.
+    settings = [
+        *(
+            f"backbone.checkpoint={tiny_weights}",
+            "backbone.name=test_vit.r160_in1k",
+            "backbone.image_size=32",
+        ),
+        *("trainer.max_steps_per_task=1", "checkpoint.keep=all", *SMALL.get(learner, [])),
+    ]
+    chosen = [
+        *(*small.arguments, "--learner", learner, "--preset", "paper"),
+        *(part for setting in settings for part in ("--set", setting)),
+    ]
+    found = terminal.json("check", *chosen)
+    assert found["classes"] == small.num_classes
+
+    run = folder / "run"
+    terminal("train", *chosen, "--output", run)
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "finished"
+    assert len(result["tasks"]) == small.num_tasks
+    assert terminal.json("evaluate", run)["equals_training"]
+
+    new = miniatures.write_toy_folder(folder / "new", ["nothing like it", "nor this"], num_train=3)
+    images = new / "test"
+    predicted = terminal.json("predict", run, images)
+    assert len(predicted) == 8
+    assert {name["name"] for image in predicted for name in image["classes"]} <= set(result["class_names"])
+    first_task = terminal.json("predict", run, images, "--task", "1")
+
+    terminal("export", run, "--output", folder / "exported")
+    terminal("extend", run, "--dataset", new, "--output", folder / "extended")
+    shutil.rmtree(run)  # neither needs the run any more
+    assert terminal.json("predict", folder / "exported", images) == predicted
+    extended = json.loads((folder / "extended/result.json").read_text())
+    assert extended["class_names"] == [*result["class_names"], "nor this", "nothing like it"]
+    assert extended["accuracy_counts"]["rows"][:-1] == result["accuracy_counts"]["rows"]
+    assert extended["accuracy_counts"]["rows"][-1][-1]["total"] == 8
+    assert terminal.json("evaluate", folder / "extended")["equals_training"]
+    assert terminal.json("predict", folder / "extended", images, "--task", "1") == first_task
+    now = terminal.json("evaluate", folder / "extended", "--dataset", new)["metrics"]
+    assert now["class_incremental"]["top1"]["last_accuracy"] is not None
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("learner", ["slca", "coda_prompt"])
+def test_benchmark__from_check_to_extension(
+    benchmark: str, learner: str, terminal: Terminal, tiny_weights: Path, tmp_path: Path
+) -> None:
+    go_from_check_to_extension(benchmark, learner, terminal, tiny_weights, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("learner", sorted(set(list_learners()) - {"slca", "coda_prompt"}))
+def test_benchmark__from_check_to_extension_with_every_learner(
+    benchmark: str, learner: str, terminal: Terminal, tiny_weights: Path, tmp_path: Path
+) -> None:
+    go_from_check_to_extension(benchmark, learner, terminal, tiny_weights, tmp_path)
