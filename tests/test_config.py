@@ -465,3 +465,11 @@ def test_validate__names_a_home_that_is_not_there(key: str) -> None:
 def test_compose__takes_no_empty_name_for_the_working_directory() -> None:
     (problem,) = problems_of(dataset="", learner="slca")
     assert problem.startswith("unknown data set ''.")
+
+
+@pytest.mark.parametrize("given", ["tensorboard", "[tensorboard]"])
+def test_validate__takes_a_single_tracker_by_its_name(given: str) -> None:
+    config = compose(dataset="digits", learner="slca", overrides=[f"trainer.trackers={given}"]).validate()
+    assert config.trainer.trackers == ("tensorboard",)
+    with pytest.raises(UsageError, match=r"trainer\.trackers.*Input should be 'tensorboard' or 'wandb'"):
+        compose(dataset="digits", learner="slca", overrides=["trainer.trackers=tensorbord"]).validate()

@@ -23,6 +23,10 @@ def config(toy_tree: Callable[..., Tree]) -> RunConfig:
     return compose(tree=toy_tree()).validate()
 
 
+def merged(tree: Tree, sections: dict[str, Tree]) -> Tree:
+    return tree | {name: tree[name] | settings for name, settings in sections.items()}
+
+
 def changed(config: RunConfig, *overrides: str) -> RunConfig:
     return compose(tree=config.model_dump(mode="json"), overrides=overrides).validate()
 
@@ -155,3 +159,25 @@ def test_config__belongs_to_a_run(tmp_path: Path, written: RunDirectory) -> None
     with pytest.raises(UsageError, match="Did you mean 'seed'") as raised:
         RunDirectory(tmp_path).config()
     assert str(tmp_path / "config.yaml") in str(raised.value)
+
+
+def test_check__says_why_an_existing_folder_is_not_that_of_the_run(
+    written: RunDirectory, config: RunConfig
+) -> None:
+    with pytest.raises(UsageError, match=r"exists already\. Go on with it by --resume"):
+        written.check(config, resume=False)
+    other = changed(config, "optimization.epochs=7")
+    with pytest.raises(
+        UsageError, match=r"optimization\.epochs: 2 against 7\. Give this run a folder of its own"
+    ):
+        written.check(other, resume=False)
+    with pytest.raises(UsageError, match="was started with another configuration"):
+        written.check(other, resume=True)
+    sections = {"optimization": {"epochs": 9, "batch_size": 24, "learning_rate": 1.0, "momentum": 0.1}}
+    names = {
+        "dataset": {"name": "x", "path": "/x", "image_column": "y", "label_column": "y", "verify": "none"}
+    }
+    tree = config.model_dump(mode="json") | {"seed": 1, "preset": "embedded"}
+    other = compose(tree=merged(tree, sections | names)).validate()
+    with pytest.raises(UsageError, match=r"; and 1 more\. Give"):
+        written.check(other, resume=False)

@@ -53,7 +53,7 @@ def read_yaml(file: Path | None) -> Tree:
     """
     assert file is not None
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_TextLoader)
+        tree = _load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not valid YAML: {error}") from error
     if tree is None:
@@ -75,10 +75,19 @@ def parse_override(item: str) -> Tree:
     if not equals or not all(part.strip() for part in key.split(".")):
         raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
     try:
-        return nested(key.strip(), yaml.load(value, Loader=_TextLoader))
+        return nested(key.strip(), _load(value))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", error)
         raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({problem}).") from error
+
+
+def _load(text: str) -> Any:
+    try:
+        value = yaml.load(text, Loader=_TextLoader)
+        as_text(value)  # walks through all of it
+    except RecursionError:
+        raise yaml.YAMLError("it never ends: an alias (*name) stands inside what it is the name of") from None
+    return value
 
 
 class _TextLoader(yaml.SafeLoader):

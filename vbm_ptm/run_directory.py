@@ -93,7 +93,7 @@ class RunDirectory:
         result = self.result()
         if result is None or result["status"] != "finished":
             return None
-        self._compare(config, free=(*FREE_ON_RESUME, *PLACES))
+        self._refuse(self._differences(config, free=(*FREE_ON_RESUME, *PLACES)))
         return result
 
     def checkpoint(self, task: int | None = None) -> Checkpoint:
@@ -136,11 +136,17 @@ class RunDirectory:
             raise UsageError(
                 f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
             )
+        lines = self._differences(config, free=FREE_ON_RESUME)
+        if lines and not resume:
+            raise UsageError(
+                f"--output {self.path} exists already, from other settings (stored against given): {_some(lines)}. "
+                "Give this run a folder of its own by --output."
+            )
         if not resume:
             raise UsageError(
                 f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
             )
-        self._compare(config)
+        self._refuse(lines)
 
     @contextmanager
     def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
@@ -188,13 +194,20 @@ class RunDirectory:
             raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
         return file
 
-    def _compare(self, config: RunConfig, *, free: tuple[str, ...] = FREE_ON_RESUME) -> None:
+    def _differences(self, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
         stored = self.config().model_dump(mode="json")
-        lines = [
+        return [
             line for line in differences(stored, config.model_dump(mode="json")) if not line.startswith(free)
         ]
+
+    def _refuse(self, lines: Sequence[str]) -> None:
         if lines:
             raise UsageError(
-                f"{self.path} was started with another configuration (stored against given): {'; '.join(lines)}. "
+                f"{self.path} was started with another configuration (stored against given): {_some(lines)}. "
                 "Resume with the stored settings or give another --output."
             )
+
+
+def _some(lines: Sequence[str], limit: int = 10) -> str:
+    rest = f"; and {len(lines) - limit} more" if len(lines) > limit else ""
+    return "; ".join(lines[:limit]) + rest

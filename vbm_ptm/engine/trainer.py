@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
@@ -50,6 +50,11 @@ class TrainerConfig(Settings):
     log_every: int = Field(default=10, ge=1)
     mixed_precision: Precision = "no"
     trackers: tuple[Tracker, ...] = ()
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _take_one_name(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
