@@ -119,6 +119,7 @@ def test_compose__later_sources_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {name: composed.origin(f"optimization.{name}") for name in type(chosen).model_fields} == {
         "epochs": "configs/datasets/toy.yaml",
         "batch_size": learner_file,
+        "gradient_accumulation_steps": None,
         "optimizer": None,
         "learning_rate": "--set optimization.learning_rate=0.17",
         "momentum": f"{learner_file}, preset mine for toy",
@@ -269,6 +270,10 @@ def test_validate__asks_for_what_cannot_be_left_out() -> None:
     [
         (["optimization.batch_size=15"], "the nearest batch sizes that do are 12 and 16"),
         (["optimization.batch_size=4"], "the nearest batch sizes that do are 8 and 12"),
+        (
+            ["optimization.gradient_accumulation_steps=5", "optimization.batch_size=16"],
+            "is 5, but a step has 4 groups (batch size 16, 4 views), which are not cut: take at most 4",
+        ),
         (["optimization.epochs=3"], "Take at least 4 epochs, fewer views, or set view_batch.allow_partial"),
         (
             ["dataset.on_bad_image=skip", "dataset.verify=none"],
@@ -279,6 +284,15 @@ def test_validate__asks_for_what_cannot_be_left_out() -> None:
 def test_validate__checks_settings_against_each_other(overrides: list[str], message: str) -> None:
     (problem,) = problems_of(dataset="digits", learner="slca", overrides=overrides)
     assert message in problem
+
+
+def test_validate__refuses_accumulation_where_the_images_of_a_step_vote() -> None:
+    overrides = ["optimization.gradient_accumulation_steps=2", "learner.batchwise_prompt=true"]
+    (problem,) = problems_of(dataset="digits", learner="l2p", overrides=overrides)
+    assert "take 1, or set learner.batchwise_prompt=false" in problem
+    compose(
+        dataset="digits", learner="l2p", overrides=[overrides[0], "learner.batchwise_prompt=false"]
+    ).validate()
 
 
 def test_validate__permits_fewer_epochs_than_views_if_asked_to() -> None:

@@ -77,6 +77,24 @@ class RunConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_accumulation(self) -> RunConfig:
+        num_parts = self.optimization.gradient_accumulation_steps
+        num_groups = self.optimization.batch_size // self.view_batch.num_views
+        if num_parts > num_groups:
+            raise ValueError(
+                f"optimization.gradient_accumulation_steps is {num_parts}, but a step has {num_groups} groups "
+                f"(batch size {self.optimization.batch_size}, {self.view_batch.num_views} views), which are not cut: "
+                f"take at most {num_groups}."
+            )
+        if num_parts > 1 and self.learner.needs_whole_steps:
+            raise ValueError(
+                f"optimization.gradient_accumulation_steps is {num_parts}, but with these settings of learner "
+                f"'{self.learner.name}' all images of a step choose their prompts together (batchwise_prompt): take 1, "
+                "or set learner.batchwise_prompt=false."
+            )
+        return self
+
 
 @dataclass
 class ComposedConfig:

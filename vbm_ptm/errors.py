@@ -18,6 +18,10 @@ class UsageError(ValueError):
         self.problems = problems
 
 
+class TrainingError(RuntimeError):
+    """A run whose numbers would be worthless: the message says what went wrong and where; exit code 1."""
+
+
 class TrainingInterrupted(Exception):  # noqa: N818 - to be asked to stop is no error
     """A run that was asked to stop and has saved what it finished.
 

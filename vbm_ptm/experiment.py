@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,7 @@ def run(
         mixed_precision=config.trainer.mixed_precision,
         trackers=config.trainer.trackers,
         directory=directory.path,
+        rank_timeout=timedelta(minutes=config.trainer.rank_timeout_minutes),
     )
     own = CheckpointStore(directory.path / "checkpoints").read()
     setup = build(config, earlier=own.state if own else None)

@@ -207,6 +207,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         seed: int = 0,
         name: str = "run",
         log_every: int = 10,
+        num_workers: int = 0,
         max_steps_per_task: int | None = None,
         mixed_precision: Precision = "no",
         stop_after_task: int | None = None,
@@ -227,7 +228,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
                 **{"epochs": 2, "batch_size": 8, "learning_rate": 0.05, **optimization}
             ),
             view_batch=ViewBatchConfig(num_views=num_views),
-            loading=LoaderConfig(evaluation_batch_size=5),
+            loading=LoaderConfig(evaluation_batch_size=5, num_workers=num_workers),
             config=TrainerConfig(
                 log_every=log_every, max_steps_per_task=max_steps_per_task, mixed_precision=mixed_precision
             ),

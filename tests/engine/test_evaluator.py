@@ -21,6 +21,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
 from vbm_ptm.engine.acceleration import Precision, build_accelerator
 from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner, LearnerConfig
 from vbm_ptm.metrics import AccuracyCell
 
@@ -147,7 +148,7 @@ def test_evaluator__refuses_to_report_images_that_were_not_counted_once(
 
     monkeypatch.setattr("vbm_ptm.engine.evaluator.evaluation_loader", padded)
     with pytest.raises(
-        RuntimeError, match=r"\[3, 2\] test images .* over 1 ranks, but the data set holds \[2, 2\]"
+        TrainingError, match=r"\[3, 2\] test images .* over 1 ranks, but the data set holds \[2, 2\]"
     ):
         evaluate([1, 1, 1, 1], one_hot([0, 1, 2, 3], 4), after=1, num_tasks=2)
 

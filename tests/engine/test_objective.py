@@ -5,6 +5,7 @@ Shapes: G groups, V views, N = G * V images, K columns.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -152,6 +153,38 @@ def test_objective__average_over_ranks_is_the_whole_step(shares: tuple[int, int]
     assert list(one_parts) == list(two_parts) == list(whole_parts)
     for name, value in whole_parts.items():
         torch.testing.assert_close((one_parts[name] + two_parts[name]) / 2, value, atol=1e-14, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 5, 7])
+@pytest.mark.parametrize("num_views", [1, 3])
+def test_objective__of_micro_batches_adds_up_to_the_whole_step(num_parts: int, num_views: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(5, num_views, 7, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 3, 1, 3, 2])
+    start = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+
+    def gradient(num_micro_batches: int) -> tuple[Tensor, dict[str, float]]:
+        weights = start.clone().requires_grad_()
+        sums: dict[str, float] = {}
+        bounds = [len(inputs) * part // num_micro_batches for part in range(num_micro_batches + 1)]
+        for first, last in itertools.pairwise(bounds):
+            logits = inputs[first:last] @ weights
+            squares = logits.reshape(-1, 4).square().sum(1)
+            loss, parts = objective()(
+                output_of(logits, None, pull=squares, orthogonality=weights.square().sum()),
+                labels[first:last],
+                num_views=num_views,
+                num_global_groups=5,
+                num_micro_batches=num_micro_batches,
+            )
+            loss.backward()
+            sums = {name: sums.get(name, 0.0) + value.item() for name, value in parts.items()}
+        return weights.grad, sums
+
+    whole, expected = gradient(1)
+    accumulated, sums = gradient(num_parts)
+    torch.testing.assert_close(accumulated, whole, atol=1e-13, rtol=1e-12)
+    assert sums == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("label", [0, 4, 9])

@@ -1,27 +1,167 @@
-"""A run on two ranks, in two real processes, against the same run on one."""
+"""Runs on two ranks, in two real processes, against the same runs on one.
+
+All cells of the comparison are walked by one pair of processes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 import os
 import signal
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 import torch.multiprocessing
+from PIL import Image
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import vbm_ptm.engine.features
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.errors import TrainingInterrupted
+from vbm_ptm.data.transforms import ViewTransforms
+from vbm_ptm.data.view_batch import LoaderConfig
+from vbm_ptm.engine.acceleration import build_accelerator
+from vbm_ptm.engine.features import TaskFeatures
+from vbm_ptm.errors import TrainingError, TrainingInterrupted
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.registry import list_learners
+
+pytestmark = pytest.mark.distributed
+
+NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
+QUICK = {"slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8}}
+
+# Training and test images of every class; classes of every task. Together tasks of 1, 2, 3, 7 and 8 samples, whose
+# steps leave a rank without any, and of 0, 1, 2, 3 and 7 test images.
+SIZES = {
+    "7, 3, 1": {"train_sizes": [4, 3, 2, 1, 1], "test_sizes": [4, 3, 1, 0, 0], "task_sizes": (2, 2, 1)},
+    "8, 2, 7": {"train_sizes": [4, 4, 1, 1, 4, 3], "test_sizes": [1, 1, 1, 2, 1, 2], "task_sizes": (2, 2, 2)},
+}
 
 
-def _join(rank: int, port: int) -> None:
-    """Tell this process what a launcher would."""
+class Cell(NamedTuple):
+    """One run that both sides do."""
+
+    learner: str
+    num_views: int
+    sizes: str
+    num_workers: int
+    gradient_accumulation_steps: int
+    optimizer: str
+    precision: str = "float64"
+    batchwise_prompt: bool = False
+
+
+def cells() -> list[Cell]:
+    """Every learner with every value, and every two values together with some learner."""
+    values: list[tuple[Any, Any]] = [(4, 1), tuple(SIZES), (0, 2), (2, 1), ("sgd", "adam")]
+    patterns = [(0, 0, 0, 0, 0), (0, 0, 1, 1, 1), (0, 1, 0, 1, 0), (1, 0, 0, 1, 1), (0, 1, 1, 0, 1)]
+    chosen = []
+    for number, name in enumerate(list_learners()):
+        for flip in (0, 1):  # a pattern and its opposite
+            picks = [pair[pick ^ flip] for pair, pick in zip(values, patterns[number % 5], strict=True)]
+            chosen.append(Cell(name, *picks))
+    chosen += [Cell("l2p", 4, sizes, 0, 1, "adam", batchwise_prompt=True) for sizes in SIZES]
+    chosen += [Cell(name, 4, "7, 3, 1", 0, 2, "sgd", "float32") for name in ("finetune", "l2p")]
+    chosen += [Cell(name, 4, "8, 2, 7", 0, 1, "adam", "float32") for name in ("slca", "coda_prompt")]
+    return chosen
+
+
+class DoubleTransforms(ViewTransforms):
+    """Transforms whose images are float64."""
+
+    def weak(self, image: Image.Image) -> Tensor:
+        return super().weak(image).double()
+
+    def strong(self, image: Image.Image) -> Tensor:
+        return super().strong(image).double()
+
+    def evaluate(self, image: Image.Image) -> Tensor:
+        return super().evaluate(image).double()
+
+
+@pytest.fixture(scope="module")
+def fit(
+    new_benchmark: Callable[..., Benchmark], new_learner: Callable[..., Learner]
+) -> Callable[..., dict[str, Any]]:
+    """Return a function that does the run of a cell and tells what can be compared of it."""
+    benchmarks = {name: new_benchmark(**sizes) for name, sizes in SIZES.items()}
+
+    def run_cell(new_run: Callable[..., Any], cell: Cell, name: str) -> dict[str, Any]:
+        is_double = cell.precision == "float64"
+        with default_dtype(torch.float64 if is_double else torch.float32):
+            settings = QUICK.get(cell.learner, {}) | (
+                {"batchwise_prompt": True} if cell.batchwise_prompt else {}
+            )
+            learner = new_learner(
+                cell.learner, depth=6 if cell.learner in NEEDS_SIX_BLOCKS else 2, **settings
+            )
+            benchmark = benchmarks[cell.sizes]
+            if is_double:
+                learner.double()
+                fields = {
+                    field.name: getattr(benchmark.transforms, field.name)
+                    for field in dataclasses.fields(ViewTransforms)
+                }
+                benchmark = dataclasses.replace(benchmark, transforms=DoubleTransforms(**fields))
+            shown: list[list[float]] = []
+            learner.register_forward_pre_hook(
+                lambda module, inputs: shown.append(inputs[0].double().flatten(1).sum(1).tolist())
+            )
+            run = new_run(
+                learner,
+                benchmark,
+                name=name,
+                num_views=cell.num_views,
+                batch_size=8 if cell.num_views == 4 else 3,
+                epochs=4 if cell.num_views == 4 else 2,
+                num_workers=cell.num_workers,
+                optimizer=cell.optimizer,
+                learning_rate=0.01 if cell.optimizer == "sgd" else 0.002,
+                gradient_accumulation_steps=cell.gradient_accumulation_steps,
+            )
+            run.trainer.fit()
+        assert not run.accelerator._models
+        assert not run.accelerator._optimizers
+        return {
+            "num_ranks": run.accelerator.num_processes,
+            "state": {name: tensor.contiguous() for name, tensor in learner.state_dict().items()},
+            "matrix": run.trainer.matrix.to_dict(),
+            "counts": [(record.num_images, record.num_test_images) for record in run.trainer.records],
+            "hashes": [(record.frozen_sha256, record.trained_sha256) for record in run.trainer.records],
+            "shown": shown,
+            "steps": run.events("step"),
+        }
+
+    return run_cell
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def on_two_ranks(function: Callable[..., None], *arguments: Any, port: int) -> None:
+    """Run a function in two processes that form a group; what one of them raises is raised here."""
+    torch.multiprocessing.start_processes(
+        _join_and_call, args=(port, function, arguments), nprocs=2, start_method="fork"
+    )
+
+
+def _join_and_call(rank: int, port: int, function: Callable[..., None], arguments: Sequence[Any]) -> None:
     names = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -31,70 +171,163 @@ def _join(rank: int, port: int) -> None:
     }
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_num_threads(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
-def _fit_on_a_rank(rank: int, port: int, new_run: Callable[..., Any], arguments: Any, folder: Path) -> None:
-    """Train in a process of its own; leave the learner's tensors behind."""
-    _join(rank, port)
-    sent = []
-    send = DistributedDataParallel._sync_buffers
-    DistributedDataParallel._sync_buffers = lambda wrapper: sent.append(send(wrapper))  # type: ignore[method-assign]
-    learner, benchmark, settings = arguments
-    run = new_run(learner, benchmark, name=f"rank {rank}", **settings)
-    assert run.accelerator.num_processes == 2
-    run.trainer.fit()
-    assert not sent  # class statistics would travel in every step
-    safetensors.torch.save_file(
-        {name: tensor.contiguous() for name, tensor in learner.state_dict().items()},
-        folder / f"{rank}.safetensors",
-    )
-    counts = [record.num_images for record in run.trainer.records]
-    (folder / f"{rank}.txt").write_text(str((run.trainer.matrix.to_dict(), counts)))
+    function(rank, *arguments)
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["slca", "l2p"])
+def _walk(rank: int, fit: Callable[..., Any], new_run: Callable[..., Any], folder: Path) -> None:
+    """Do all cells on this rank; leave what is to be compared behind."""
+    sent = []
+    send = DistributedDataParallel._sync_buffers
+    DistributedDataParallel._sync_buffers = lambda wrapper: sent.append(send(wrapper))  # type: ignore[method-assign]
+    for number, cell in enumerate(cells()):
+        outcome = fit(new_run, cell, f"rank {rank} cell {number}")
+        safetensors.torch.save_file(outcome.pop("state"), folder / f"{number}-{rank}.safetensors")
+        (folder / f"{number}-{rank}.json").write_text(json.dumps(outcome))
+    assert not sent  # class statistics would travel in every step
+
+
+@pytest.fixture(scope="module")
+def walked(
+    fit: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[dict[str, Any]]]:
+    """Return a function that gives both ranks' outcomes of a cell; the first call runs all cells."""
+    folder = tmp_path_factory.mktemp("ranks")
+
+    def outcomes(number: int, new_run: Callable[..., Any], port: int) -> list[dict[str, Any]]:
+        if not list(folder.iterdir()):
+            on_two_ranks(_walk, fit, new_run, folder, port=port)
+        return [
+            json.loads((folder / f"{number}-{rank}.json").read_text())
+            | {"state": safetensors.torch.load_file(folder / f"{number}-{rank}.safetensors")}
+            for rank in (0, 1)
+        ]
+
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("number", "cell"), list(enumerate(cells())), ids=["-".join(map(str, cell)) for cell in cells()]
+)
 def test_fit__is_the_same_on_two_ranks(
-    new_benchmark: Callable[..., Benchmark],
+    walked: Callable[..., list[dict[str, Any]]],
+    fit: Callable[..., dict[str, Any]],
+    new_run: Callable[..., Any],
+    free_port: int,
+    number: int,
+    cell: Cell,
+) -> None:
+    first, second = walked(number, new_run, free_port)
+    alone = fit(new_run, cell, "alone")
+    assert (alone["num_ranks"], first["num_ranks"], second["num_ranks"]) == (1, 2, 2)
+
+    # The same views of the same samples in the same steps, and not one more.
+    parts = cell.gradient_accumulation_steps
+    assert len(alone["shown"]) == len(first["shown"]) == len(second["shown"])
+    for start in range(0, len(alone["shown"]), parts):
+        step = slice(start, start + parts)
+        on_both = itertools.chain(*first["shown"][step], *second["shown"][step])
+        assert list(on_both) == list(itertools.chain(*alone["shown"][step]))
+    keys = ("task", "epoch", "step", "images", "groups", "views", "learning_rates")
+    assert [[step[key] for key in keys] for step in first["steps"]] == [
+        [step[key] for key in keys] for step in alone["steps"]
+    ]
+    assert second["steps"] == first["steps"]
+    for one, two in zip(alone["steps"], first["steps"], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3, abs=1e-4)
+
+    assert first["matrix"] == second["matrix"] == json.loads(json.dumps(alone["matrix"]))
+    assert first["counts"] == second["counts"] == [list(counts) for counts in alone["counts"]]
+    assert first["hashes"] == second["hashes"]
+    bound = {("float64", "sgd"): 1e-10, ("float64", "adam"): 1e-10, ("float32", "sgd"): 1e-5}.get(
+        (cell.precision, cell.optimizer), 1e-3
+    )
+    assert set(first["state"]) == set(alone["state"])
+    for key, tensor in alone["state"].items():
+        assert torch.equal(first["state"][key], second["state"][key])
+        assert key.endswith("selections") or tensor.dtype == getattr(
+            torch, cell.precision
+        )  # counts stay float32
+        torch.testing.assert_close(
+            first["state"][key], tensor, atol=bound, rtol=0, msg=lambda text, key=key: key + text
+        )
+
+
+def test_cells__hold_every_pair_of_values() -> None:
+    every = [cell for cell in cells() if cell.precision == "float64" and not cell.batchwise_prompt]
+    assert len(cells()) <= 24
+    columns = [sorted(set(values), key=str) for values in list(zip(*every, strict=True))[:6]]
+    assert columns[0] == sorted(list_learners())
+    for left in range(6):
+        for right in range(left):
+            pairs = {(cell[left], cell[right]) for cell in every}
+            assert len(pairs) == len(columns[left]) * len(columns[right])
+
+
+def _drift(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
+    """Let rank 1 alone write into a weight in the second task."""
+
+    def meddle(module: Learner, inputs: Any) -> None:
+        if rank == 1 and module.training and module.task.index == 1:
+            with torch.no_grad():
+                module.heads.tasks[1].bias[0] += 1e-7
+
+    learner.register_forward_pre_hook(meddle)
+    run = new_run(learner, data, name=f"rank {rank}")
+    expected = (
+        r"training on task 1 rank 1 holds other weights than rank 0: 1 of \d+ tensors, heads\.tasks\.1\.bias"
+    )
+    with pytest.raises(TrainingError, match=expected):
+        run.trainer.fit()
+    assert len(run.trainer.records) == 1
+
+
+def test_fit__stops_where_ranks_hold_different_weights(
+    benchmark_of_three: Benchmark,
     new_learner: Callable[..., Learner],
     new_run: Callable[..., Any],
-    tmp_path: Path,
-    name: str,
+    free_port: int,
 ) -> None:
-    """Five samples a task in steps of two or three groups, and a last task that leaves a rank without any."""
-    benchmark = new_benchmark([3, 2, 3, 2, 1], num_tasks=3)
-    settings = {"num_views": 2, "batch_size": 4, "epochs": 2}
-    own = {"slca": {"alignment_epochs": 1}, "l2p": {"batchwise_prompt": True}}[name]
-    arguments = new_learner(name, **own), benchmark, settings
-    torch.multiprocessing.start_processes(
-        _fit_on_a_rank, args=(_free_port(), new_run, arguments, tmp_path), nprocs=2, start_method="fork"
+    on_two_ranks(_drift, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
+
+
+def _look_at_rows(rank: int, learner: Learner, data: Benchmark, expected: dict[int, Any]) -> None:
+    vbm_ptm.engine.features._MESSAGE_BYTES = 500  # two rows at a time
+    features = TaskFeatures(
+        learner,
+        data,
+        data.scenario.tasks[0],
+        build_accelerator(device="cpu"),
+        LoaderConfig(evaluation_batch_size=2),
+        seed=0,
     )
-
-    alone = new_run(new_learner(name, **own), benchmark, **settings)
-    alone.trainer.fit()
-    first, second = (safetensors.torch.load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    for key, tensor in alone.trainer.learner.state_dict().items():
-        torch.testing.assert_close(
-            first[key], tensor, atol=1e-4, rtol=1e-3, msg=lambda text, key=key: key + text
-        )
-    counts = [record.num_images for record in alone.trainer.records]
-    for rank in (0, 1):
-        assert (tmp_path / f"{rank}.txt").read_text() == str((alone.trainer.matrix.to_dict(), counts))
+    for count, (values, labels, sample_ids) in expected.items():
+        found = features(sample_ids.tolist())
+        torch.testing.assert_close(found[0], values, atol=1e-5, rtol=0)
+        assert torch.equal(found[1], labels), count
+        assert torch.equal(found[2], sample_ids), count
 
 
-def _stop_on_a_rank(
-    rank: int, port: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark
+def test_features__come_together_in_order_from_ranks_with_unequal_parts(
+    benchmark_of_three: Benchmark, new_learner: Callable[..., Learner], free_port: int
 ) -> None:
+    learner = new_learner("nearest_mean")
+    learner.begin_task(benchmark_of_three.scenario.tasks[0])
+    alone = TaskFeatures(
+        learner,
+        benchmark_of_three,
+        benchmark_of_three.scenario.tasks[0],
+        build_accelerator(device="cpu"),
+        LoaderConfig(),
+        seed=0,
+    )
+    order = np.random.default_rng(0).permutation(30)
+    expected = {count: alone(order[:count].tolist()) for count in (0, 1, 2, 3, 7, 30)}
+    on_two_ranks(_look_at_rows, learner, benchmark_of_three, expected, port=free_port)
+
+
+def _stop(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
     """Ask rank 1 alone to stop, in its second step."""
-    _join(rank, port)
     steps = []
 
     def count(module: Learner, inputs: Any) -> None:
@@ -108,15 +341,12 @@ def _stop_on_a_rank(
         run.trainer.fit()
     assert caught.value.exit_code == 143
     assert steps.count(True) == 4
-    torch.distributed.destroy_process_group()
 
 
 def test_fit__ranks_stop_at_the_same_step(
-    benchmark_of_three: Benchmark, new_learner: Callable[..., Learner], new_run: Callable[..., Any]
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    free_port: int,
 ) -> None:
-    torch.multiprocessing.start_processes(
-        _stop_on_a_rank,
-        args=(_free_port(), new_run, new_learner("finetune"), benchmark_of_three),
-        nprocs=2,
-        start_method="fork",
-    )
+    on_two_ranks(_stop, new_run, new_learner("finetune"), benchmark_of_three, port=free_port)

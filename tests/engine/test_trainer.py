@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -328,12 +329,38 @@ class TestStopping:
 
         learner.forward = poisoned
         run = new_run(learner, benchmark_of_three, epochs=3, log_every=100)
-        with pytest.raises(FloatingPointError, match=r"task 1, epoch 1, step 0.*Finished tasks are saved"):
+        with pytest.raises(
+            FloatingPointError,
+            match=r"the loss is not .* task 1, epoch 1, step 0: loss nan.*Finished tasks are saved",
+        ):
             run.trainer.fit()
         assert run.store.tasks() == [0]
         assert len(run.trainer.records) == len(run.trainer.matrix.rows) == 1
         last = run.events("step")[-1]
         assert (last["task"], last["epoch"], last["step"]) == (1, 0, 1)
+
+    def test_fit__names_the_gradient_and_the_images_if_the_loss_is_finite(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        learner = new_learner("linear_probe")
+        forward, calls = learner.forward, []
+
+        def poisoned(images: Tensor, labels: Tensor) -> LearnerOutput:
+            output = forward(images, labels)
+            calls.append(labels)
+            if len(calls) == 6:  # the second step of the second task
+                output.logits.register_hook(lambda gradient: gradient * math.inf)
+            return output
+
+        learner.forward = poisoned
+        run = new_run(learner, benchmark_of_three, log_every=100)
+        message = r"the gradient is not finite in task 1, epoch 0, step 1: loss \d.*gradient_norm nan.*rows\) (.*)\. F"
+        with pytest.raises(FloatingPointError, match=message) as caught:
+            run.trainer.fit()
+        rows = re.search(message, str(caught.value)).group(1)
+        train = benchmark_of_three.datasets.train
+        assert [train.labels[int(row)] for row in rows.split(", ")] == calls[5].tolist()
+        assert run.store.tasks() == [0]
 
     @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_fit__a_signal_stops_it_between_two_steps(
@@ -533,6 +560,9 @@ class TestReports:
     ) -> None:
         new_run(new_learner("finetune"), benchmark_of_three, num_views=2).trainer.fit()
         lines = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(
+            r"parameters: trained [\d,]+ \(backbone [\d,]+, heads 98\); frozen 0", lines.pop(0)
+        )
         assert len(lines) == 3 * (2 + 1)
         assert lines[0].startswith("task 1/3 · epoch 1/2 · loss ")
         assert "consistency" in lines[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from vbm_ptm.cli import finished, inspection, training
-from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.launch import is_main_process
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
@@ -72,7 +72,7 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
     except TrainingInterrupted as interruption:
         sys.stderr.write(f"{interruption}\n")
         return interruption.exit_code
-    except FloatingPointError as error:
+    except (FloatingPointError, TrainingError) as error:
         return _fail(1, str(error))
     except RuntimeError as error:
         known = [advice for part, advice in _FAILURES.items() if part in str(error)]

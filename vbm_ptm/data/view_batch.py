@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -185,11 +184,6 @@ class ViewBatch:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ViewBatch:
         """Return the batch on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def cut(self, num_parts: int) -> list[ViewBatch]:
-        """Return micro-batches of whole groups whose sizes differ by at most one; some may be empty."""
-        bounds = (chunk(self.num_groups, part, num_parts) for part in range(num_parts))
-        return [self._map(itemgetter(slice(*part))) for part in bounds]
 
     def pin_memory(self) -> ViewBatch:
         """Return the batch in page-locked memory (a data loader calls this)."""

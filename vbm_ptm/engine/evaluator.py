@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
+from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyCell, count_correct
 
@@ -28,7 +29,7 @@ class Evaluator:
         """Return the counts for each task, in order.
 
         Raises:
-            RuntimeError: Not every test image was counted exactly once.
+            TrainingError: Not every test image was counted exactly once.
         """
         test = self.benchmark.datasets.test
         rows = [self.benchmark.test_rows(task) for task in tasks]
@@ -66,7 +67,7 @@ class Evaluator:
         cells = self._over_ranks(cells)
         counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
         if counted != expected:
-            raise RuntimeError(
+            raise TrainingError(
                 f"{counted} test images of the tasks were counted over {self.accelerator.num_processes} ranks, but "
                 f"the data set holds {expected}: these accuracies would be wrong."
             )

@@ -32,7 +32,8 @@ class ViewBatchObjective:
 
     View-batch model (CVPR 2025), equation 3 and the objective below it. Every term is summed over the rows of this
     rank and divided by the rows of the global step times 1 / ranks, so that the average of the ranks' gradients is
-    the gradient of the global mean, however the groups are spread. With one view it is the baseline's loss.
+    the gradient of the global mean, however the groups are spread. The micro-batches of a step, summed, give the
+    loss of the whole step. With one view it is the baseline's loss.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -46,6 +47,7 @@ class ViewBatchObjective:
         num_views: int,
         num_global_groups: int,
         num_ranks: int = 1,
+        num_micro_batches: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this rank's loss and its detached parts by name, "accuracy" among them.
 
@@ -55,6 +57,7 @@ class ViewBatchObjective:
             num_views: V.
             num_global_groups: Groups of the step over all ranks.
             num_ranks: Ranks whose gradients will be averaged.
+            num_micro_batches: Parts of this rank's step whose losses will be summed.
         """
         logits = output.logits
         if logits.dtype in (torch.float16, torch.bfloat16):
@@ -69,7 +72,7 @@ class ViewBatchObjective:
             per_pair = num_ranks / (num_global_groups * (num_views - 1))
             parts["consistency"] = divergence.sum() * (self.config.consistency_weight * per_pair)
         for name, value in output.auxiliary.items():
-            parts[name] = value.sum() * per_image if value.dim() else value
+            parts[name] = value.sum() * per_image if value.dim() else value / num_micro_batches
         loss = torch.stack(list(parts.values())).sum()
 
         report = {"loss": loss, **parts}

@@ -19,6 +19,8 @@ class OptimizationConfig(Settings):
     Attributes:
         epochs: Epochs per task; an epoch is one presentation per training image of the task.
         batch_size: Images (views counted) per step over all ranks.
+        gradient_accumulation_steps: Micro-batches of whole groups into which every rank cuts its part of a step, where
+            memory is short. ``batch_size``, steps, schedule and the gradient stay what they are.
         optimizer: "sgd", "adam" or "adamw".
         learning_rate: Absolute rate; a learner's groups may scale it. Never rescaled by batch size, views or ranks.
         momentum: Momentum of SGD.
@@ -32,6 +34,7 @@ class OptimizationConfig(Settings):
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=128, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from vbm_ptm.engine.tracking import RunLog
+
+Integers = npt.NDArray[np.int64]
+
+
+class _Step(NamedTuple):
+    """What one step has left on the device, and what is known without it."""
+
+    parts: dict[str, Tensor]
+    sample_ids: Integers
+    is_skipped: bool
+    position: dict[str, Any]
 
 
 class Readings:
@@ -21,42 +34,50 @@ class Readings:
         log: Receives a line for every step.
         task_index: Index of the task.
         first_step: Step that trackers are told for the first step of the task, less one.
+
+    Attributes:
+        num_skipped: Steps that the fp16 scaler has not taken.
     """
 
     def __init__(self, accelerator: Accelerator, log: RunLog, *, task_index: int, first_step: int) -> None:
         self._accelerator = accelerator
         self._log = log
         self._task_index = task_index
-        self._unread: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+        self._unread: list[_Step] = []
         self._epoch: list[dict[str, float]] = []
         self._tracker_step = first_step
+        self.num_skipped = 0
 
-    def add(self, parts: dict[str, Tensor], **position: Any) -> None:
-        """Keep what one step reported, and where it was."""
-        self._unread.append((position, parts))
+    def add(
+        self, parts: dict[str, Tensor], *, sample_ids: Integers, is_skipped: bool = False, **position: Any
+    ) -> None:
+        """Keep what one step reported.
+
+        Args:
+            parts: Losses of this rank, and the norm of the gradient.
+            sample_ids: Rows of the training split in the step, over all ranks.
+            is_skipped: The fp16 scaler has found its scale too large and taken no step.
+            position: Where the step was, for the log.
+        """
+        self._unread.append(_Step(parts, sample_ids, is_skipped, position))
+        self.num_skipped += is_skipped
 
     def read(self) -> dict[str, float]:
         """Read, check and log the steps since the last reading; return the mean of each part over them.
 
         Raises:
-            FloatingPointError: A loss is not finite; the message names the first such step.
+            FloatingPointError: A loss or a gradient is not finite; the message names the first such step.
         """
-        positions = [position for position, _ in self._unread]
-        names = list(self._unread[0][1])
-        table = torch.stack(
-            [torch.stack([parts[name].float() for name in names]) for _, parts in self._unread]
-        )
+        unread, self._unread = self._unread, []
+        names = list(unread[0].parts)
+        table = torch.stack([torch.stack([step.parts[name].float() for name in names]) for step in unread])
         rows = self._accelerator.reduce(table, reduction="mean").tolist()
-        self._unread.clear()
         steps = [dict(zip(names, row, strict=True)) for row in rows]
-        for position, values in zip(positions, steps, strict=True):
-            if not math.isfinite(values["loss"]):
-                raise FloatingPointError(
-                    f"the loss is {values['loss']} in task {self._task_index}, epoch {position['epoch']}, "
-                    f"step {position['step']}: {values}. Finished tasks are saved; lower "
-                    "optimization.learning_rate or look at the data."
-                )
-            self._log.write("step", task=self._task_index, **position, **values)
+        for step, values in zip(unread, steps, strict=True):
+            if step.is_skipped:
+                values["gradient_norm"] = 0.0  # none was applied, and its own is not finite
+            self._check(step, values)
+            self._log.write("step", task=self._task_index, **step.position, **values)
         self._tracker_step += len(steps)
         self._accelerator.log(
             {f"task_{self._task_index}/{name}": value for name, value in _means(steps).items()},
@@ -64,6 +85,18 @@ class Readings:
         )
         self._epoch += steps
         return _means(steps)
+
+    def _check(self, step: _Step, values: Mapping[str, float]) -> None:
+        broken = [name for name, value in values.items() if not math.isfinite(value)]
+        if not broken:
+            return
+        what = "loss" if "loss" in broken else "gradient"
+        raise FloatingPointError(
+            f"the {what} is not finite in task {self._task_index}, epoch {step.position['epoch']}, step "
+            f"{step.position['step']}: {', '.join(f'{name} {value:g}' for name, value in values.items())}. The step "
+            f"held the training images (rows) {', '.join(map(str, step.sample_ids))}. Finished tasks are saved; "
+            "lower optimization.learning_rate or look at these images."
+        )
 
     def end_epoch(self) -> dict[str, float]:
         """Read what is left; return the mean of each part over the epoch."""

@@ -6,6 +6,7 @@ Shapes: G groups of this rank, V views, N = G * V images.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from vbm_ptm.data.view_batch import (
     TrainLoader,
     ViewBatch,
     ViewBatchSampler,
+    chunk,
 )
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer, set_learning_rate
@@ -127,25 +129,16 @@ class TaskTraining:
     def _take_step(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
     ) -> None:
-        """Forward, backward, one step of the optimizer."""
+        """Forward and backward over the micro-batches, one step of the optimizer."""
         seed_step(seed_for("step", seed=self.seed, task=self.task.index, epoch=self.epoch, sample=self.step))
-        batch = batch.to(self.accelerator.device, non_blocking=True)
-        output = model(batch.images.flatten(0, 1), batch.labels.repeat_interleave(self.num_views))
-        loss, parts = self.objective(
-            output,
-            batch.labels,
-            num_views=self.num_views,
-            num_global_groups=batch.num_global_groups,
-            num_ranks=self.accelerator.num_processes,
-        )
-        self.accelerator.backward(loss)
-        if self.optimization.clip_gradient_norm is not None:
-            trained = [parameter for group in self.groups for parameter in group.parameters]
-            self.accelerator.clip_grad_norm_(trained, self.optimization.clip_gradient_norm)
+        parts = self._accumulate_gradients(model, batch)
+        parts["gradient_norm"] = self._gradient_norm()
         optimizer.step()
         optimizer.zero_grad()
         self.readings.add(
             parts,
+            sample_ids=self.rows[positions],
+            is_skipped=self.accelerator.optimizer_step_was_skipped,
             epoch=self.epoch,
             step=self.step,
             images=len(positions) * self.num_views,
@@ -153,6 +146,39 @@ class TaskTraining:
             views=self.num_views,
             learning_rates={group["name"]: group["lr"] for group in optimizer.param_groups},
         )
+
+    def _accumulate_gradients(self, model: nn.Module, batch: ViewBatch) -> dict[str, Tensor]:
+        """Leave the gradient of the whole step with the parameters; return the loss parts, those of the whole step."""
+        micro_batches = cut_into_micro_batches(batch, self.optimization.gradient_accumulation_steps)
+        totals: dict[str, Tensor] = {}
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            here = micro_batch.to(self.accelerator.device, non_blocking=True)
+            # Ranks share their gradients once a step.
+            is_last = number == len(micro_batches)
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                output = model(here.images.flatten(0, 1), here.labels.repeat_interleave(self.num_views))
+                loss, parts = self.objective(
+                    output,
+                    here.labels,
+                    num_views=self.num_views,
+                    num_global_groups=here.num_global_groups,
+                    num_ranks=self.accelerator.num_processes,
+                    num_micro_batches=len(micro_batches),
+                )
+                self.accelerator.backward(loss)
+            totals = {name: totals[name] + value for name, value in parts.items()} if totals else parts
+        return totals
+
+    def _gradient_norm(self) -> Tensor:
+        """Return the norm of the gradient before it is clipped, and clip it."""
+        trained = [parameter for group in self.groups for parameter in group.parameters]
+        self.accelerator.unscale_gradients()
+        norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in trained if parameter.grad is not None]
+        )
+        if self.optimization.clip_gradient_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(trained, self.optimization.clip_gradient_norm, norm)
+        return norm
 
     def _advance(self, positions: list[int]) -> None:
         """Count a step that has been taken, and show what is known of it."""
@@ -193,6 +219,15 @@ class TaskTraining:
     def _where(self) -> str:
         num_tasks = len(self.benchmark.scenario.tasks)
         return f"task {self.task.index + 1}/{num_tasks} · epoch {self.epoch + 1}/{self.optimization.epochs}"
+
+
+def cut_into_micro_batches(batch: ViewBatch, count: int) -> list[ViewBatch]:
+    """Return micro-batches of whole groups whose sizes differ by at most one; some may be empty."""
+    parts = [slice(*chunk(batch.num_groups, number, count)) for number in range(count)]
+    return [
+        ViewBatch(batch.images[part], batch.labels[part], batch.sample_ids[part], batch.num_global_groups)
+        for part in parts
+    ]
 
 
 class _TrainingForward(nn.Module):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ from pydantic import Field, field_validator
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, ViewBatchSampler
-from vbm_ptm.engine.acceleration import Precision, Tracker
+from vbm_ptm.engine.acceleration import Precision, Tracker, wait_for_ranks
 from vbm_ptm.engine.checkpoint import CheckpointStore
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
+from vbm_ptm.engine.fingerprint import TaskFingerprints
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
@@ -43,12 +45,14 @@ class TrainerConfig(Settings):
         max_steps_per_task: Stop each task after so many steps (a smoke run); null for all epochs.
         log_every: Steps between two readings of the losses, which stay on the device until then.
         mixed_precision: "no", "bf16" or "fp16" through Accelerate.
+        rank_timeout_minutes: How long a rank waits for the others, at the start and in every exchange.
         trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
     """
 
     max_steps_per_task: int | None = Field(default=None, ge=1)
     log_every: int = Field(default=10, ge=1)
     mixed_precision: Precision = "no"
+    rank_timeout_minutes: float = Field(default=10.0, gt=0)
     trackers: tuple[Tracker, ...] = ()
 
     @field_validator("trackers", mode="before")
@@ -59,17 +63,28 @@ class TrainerConfig(Settings):
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """What one task took; the result keeps one per task."""
+    """What one task took; the result keeps one per task.
+
+    Attributes:
+        num_skipped_steps: Steps that the fp16 scaler has not taken.
+        num_test_images: Images that accuracy was measured on, over all ranks.
+        frozen_sha256: All parameters that the task did not train; training has left them as they were.
+        trained_sha256: What the task has trained and its end has made; the same on all ranks.
+    """
 
     task_index: int
     num_samples: int
     num_views: int
     num_steps: int
     num_images: int
+    num_skipped_steps: int
+    num_test_images: int
     min_visits: int
     max_visits: int
     learner_report: dict[str, Any]
     parameters: dict[str, int]
+    frozen_sha256: str
+    trained_sha256: str
     training_seconds: float
     end_task_seconds: float
     evaluation_seconds: float
@@ -124,6 +139,7 @@ class Trainer:
         self.evaluator = Evaluator(accelerator, benchmark, loading)
         self.matrix = AccuracyMatrix()
         self.records: list[TaskRecord] = []
+        self._has_shown_parameters = False
 
     def fit(self) -> None:
         """Train on all tasks that the learner has not finished; ``matrix`` and ``records`` hold the outcome.
@@ -146,10 +162,15 @@ class Trainer:
             self.learner.begin_task(task)
         self.learner.to(self.accelerator.device)
         parameters = parameter_counts(self.learner)
+        prints = TaskFingerprints(self.learner, task.index, self.accelerator)
+        if not self._has_shown_parameters:
+            display.line(describe_parameters(self.learner))
+            self._has_shown_parameters = True
         self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
 
         started = time.monotonic()
         training = self._train(task, display)
+        prints.check_training()
         trained = time.monotonic()
         display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · end of task")
         self.learner.eval()
@@ -160,11 +181,13 @@ class Trainer:
             self.learner.end_task(task, features)
         self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
         self._broadcast_state()
+        prints.check_end()
         ended = time.monotonic()
         display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · evaluation")
         num_gaps = self.benchmark.first_task
         seen = self.benchmark.scenario.seen_after(task.index)
-        self.matrix.add_row([*[None] * num_gaps, *self.evaluator.evaluate(self.learner, seen[num_gaps:])])
+        cells = self.evaluator.evaluate(self.learner, seen[num_gaps:])
+        self.matrix.add_row([*[None] * num_gaps, *cells])
         evaluated = time.monotonic()
 
         record = TaskRecord(
@@ -173,10 +196,14 @@ class Trainer:
             num_views=training.num_views,
             num_steps=training.num_steps,
             num_images=training.num_images,
+            num_skipped_steps=training.readings.num_skipped,
+            num_test_images=sum(cell.total for cell in cells),
             min_visits=int(training.visits.min(initial=training.num_steps)),
             max_visits=int(training.visits.max(initial=0)),
             learner_report=self.learner.report(task),
             parameters=parameters,
+            frozen_sha256=prints.frozen_sha256,
+            trained_sha256=prints.trained_sha256,
             training_seconds=round(trained - started, 3),
             end_task_seconds=round(ended - trained, 3),
             evaluation_seconds=round(evaluated - ended, 3),
@@ -189,7 +216,7 @@ class Trainer:
         display.line(self._task_line(task, record, accuracy))
         if self.store:
             self.store.save(self.learner, self.state())
-        self.accelerator.wait_for_everyone()
+        wait_for_ranks(self.accelerator)
 
     def _train(self, task: Task, display: ProgressDisplay) -> TaskTraining:
         """Run the task's epochs."""
@@ -309,3 +336,17 @@ def parameter_counts(learner: Learner) -> dict[str, int]:
     }
     frozen = sum(parameter.numel() for parameter in learner.parameters() if not parameter.requires_grad)
     return counts | {"frozen": frozen}
+
+
+def describe_parameters(learner: Learner) -> str:
+    """Say what the current task trains, group by group, and what stays frozen, part by part."""
+    trained = {name: count for name, count in parameter_counts(learner).items() if name != "frozen"}
+    frozen: Counter[str] = Counter()
+    for name, parameter in learner.named_parameters():
+        if not parameter.requires_grad:
+            frozen[name.partition(".")[0]] += parameter.numel()
+    return "parameters: " + "; ".join(
+        f"{name} {sum(counts.values()):,}"
+        + (f" ({', '.join(f'{part} {count:,}' for part, count in counts.items())})" if counts else "")
+        for name, counts in (("trained", trained), ("frozen", frozen))
+    )

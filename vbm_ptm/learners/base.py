@@ -22,6 +22,11 @@ class LearnerConfig(Settings):
 
     name: str
 
+    @property
+    def needs_whole_steps(self) -> bool:
+        """Whether what an image is given in training depends on the others of its step: it cannot be accumulated."""
+        return False
+
 
 class LearnerOutput(NamedTuple):
     """What a training forward returns; a NamedTuple, so that autocast hands it back in fp32.

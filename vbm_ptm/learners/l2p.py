@@ -58,6 +58,11 @@ class L2PConfig(LearnerConfig):
     batchwise_prompt: bool = False
     transfer_prompts: bool = False
 
+    @property
+    def needs_whole_steps(self) -> bool:
+        """Whether the images of a step vote for their prompts."""
+        return self.batchwise_prompt
+
     @model_validator(mode="after")
     def _check_top_k(self) -> L2PConfig:
         if self.top_k > self.pool_size:

@@ -49,7 +49,7 @@ class NearestMean(Learner):
         values, labels, _ = features()
         # Class by class: the features in double precision, or a table of classes and images, may not fit.
         sums = [values[labels == class_index].double().sum(dim=0) for class_index in task.classes]
-        self.statistics[str(task.index)] = TaskStatistics({"sum": torch.stack(sums).float()})
+        self.statistics[str(task.index)] = TaskStatistics({"sum": torch.stack(sums).to(values.dtype)})
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers in a sum per class."""

@@ -114,8 +114,8 @@ class SLCA(Learner):
         tensors = {}
         for class_index in task.classes:
             mean, factor = gaussian_factor(values[labels == class_index].double())
-            tensors[f"mean_{class_index}"] = mean.float()
-            tensors[f"factor_{class_index}"] = factor.float()
+            tensors[f"mean_{class_index}"] = mean.to(values.dtype)
+            tensors[f"factor_{class_index}"] = factor.to(values.dtype)
         self.statistics[str(task.index)] = TaskStatistics(tensors).to(next(self.heads.parameters()).device)
         self._copy_heads()
         if task.index > 0:
