@@ -63,7 +63,7 @@ def reproduce(
 ) -> None:
     """Run the table of the paper on pre-trained models, or a part of it, and set it beside the published one."""
     from vbm_ptm.launch import is_main_process
-    from vbm_ptm.study import execute, finished_runs
+    from vbm_ptm.study import exclusively, execute, finished_runs
 
     kit = Kit.load(
         data=data_settings(data or ()), weights=weights, overrides=all_overrides(overrides, device=device)
@@ -91,7 +91,8 @@ def reproduce(
         runs = [item.planned for item in part]
         failed = execute(runs, output=output, study=[item.planned for item in listed])["failed"]
     if is_main_process():
-        kit.write(listed, output)
+        with exclusively(output):
+            kit.write(listed, output)
         for item in failed:
             sys.stderr.write(f"failed: {item['directory']}: {item['problem']}\n")
     if failed:

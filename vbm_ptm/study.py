@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import json
@@ -285,10 +286,20 @@ def execute(
             gc.collect()  # what a failed run leaves hangs together in cycles
     if refusals and len(refusals) == len(remaining):
         raise UsageError(*dict.fromkeys(itertools.chain.from_iterable(refusals)))
-    collected = collect_finished(study or runs) | {"failed": failed}
-    if is_main_process():
-        write_json(output / "study.json", collected)
+    with exclusively(output):
+        collected = collect_finished(study or runs) | {"failed": failed}
+        if is_main_process():
+            write_json(output / "study.json", collected)
     return collected
+
+
+@contextmanager
+def exclusively(output: Path) -> Iterator[None]:
+    """Wait until no other part of the study is collecting: the last one then sees what all have done."""
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
