@@ -27,8 +27,11 @@ def survey(composed: ComposedConfig) -> dict[str, Any]:
     config = composed.validate()
     setup = build(config)
     scenario, train = setup.benchmark.scenario, setup.benchmark.datasets.train
-    samples = [len(setup.benchmark.training_rows(task)) for task in scenario.tasks]
-    setup.learner.begin_task(scenario.tasks[0])
+    first_task = setup.benchmark.first_task  # an extension has the earlier ones behind it
+    tasks = scenario.tasks[first_task:]
+    samples = [len(setup.benchmark.training_rows(task)) for task in tasks]
+    for task in scenario.tasks[: first_task + 1]:
+        setup.learner.begin_task(task)
     parameters = parameter_counts(setup.learner)
     is_trained = any(count for name, count in parameters.items() if name != "frozen")
     batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
@@ -38,7 +41,7 @@ def survey(composed: ComposedConfig) -> dict[str, Any]:
             epochs=config.optimization.epochs,
             max_steps=config.trainer.max_steps_per_task,
         )
-        for index, count in enumerate(samples)
+        for index, count in enumerate(samples, start=first_task)
     ]
     weights = setup.learner.backbone.weights
     return {
@@ -47,7 +50,7 @@ def survey(composed: ComposedConfig) -> dict[str, Any]:
         "test images": len(setup.benchmark.datasets.test),
         "split SHA-256": setup.benchmark.datasets.split_sha256,
         "classes": len(scenario.class_names),
-        "tasks": ", ".join(str(len(task.classes)) for task in scenario.tasks) + " classes",
+        "tasks": ", ".join(str(len(task.classes)) for task in tasks) + " classes",
         "training images per task": ", ".join(map(str, samples)),
         "learner": f"{config.learner.name}, preset {config.preset}",
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
