@@ -447,7 +447,9 @@ def test_check__says_what_a_run_will_cost(
 ) -> None:
     command = ["check", *training(named_folder, tiny)[1:]]
     assert main([*command, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    assert found["faults"] == []
+    facts = found["facts"]
     result = result_of(finished)
     assert (facts["training images"], facts["test images"]) == (21, 9)
     assert facts["steps"] == result["num_steps"]

@@ -129,6 +129,20 @@ class ComposedConfig:
         except ValidationError as error:
             raise UsageError(*problem_messages(model, error, origin=self._source)) from error
 
+    def validate_dataset(self) -> DatasetSpec:
+        """Read the data set's section alone.
+
+        Raises:
+            UsageError: As ``validate``.
+        """
+        section = {"dataset": self.tree["dataset"]} if "dataset" in self.tree else {}
+        model = create_model("DatasetConfig", __base__=Settings, dataset=(DatasetSpec, ...))
+        try:
+            spec: DatasetSpec = model.model_validate(as_text(section)).dataset  # type: ignore[attr-defined]
+        except ValidationError as error:
+            raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+        return spec
+
     def origin(self, path: str) -> str | None:
         """Return what set a setting, or one above it; None for a default."""
         return next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)

@@ -2,65 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
-from vbm_ptm.config import ComposedConfig
+from vbm_ptm.backbones import load_vit
+from vbm_ptm.config import ComposedConfig, RunConfig
 from vbm_ptm.config_tree import leaves
+from vbm_ptm.data.datasets import ImageDatasets, load_image_dataset
+from vbm_ptm.data.integrity import shared_images
+from vbm_ptm.data.scenario import Scenario, build_scenario
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.engine.workload import training_workload
-from vbm_ptm.errors import UsageError, unknown_name
-from vbm_ptm.experiment import Setup, build
+from vbm_ptm.errors import UsageError, some_names, unknown_name
+from vbm_ptm.experiment import build_learner
+from vbm_ptm.learners.base import Learner
+
+T = TypeVar("T")
 
 
-def survey(composed: ComposedConfig) -> dict[str, Any]:
-    """Build everything that a run needs, without training; return facts and costs by name.
+@dataclass
+class Survey:
+    """What was found out without training.
+
+    Attributes:
+        facts: What a run will work on and what it will cost, as people read it.
+        warnings: What a run would go on with all the same.
+        faults: What a run would stumble over, or what is most likely not meant.
+        data: All that is known of the images, as it will stand in a result.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def attempt(self, build: Callable[[], T]) -> T | None:
+        """Return what a function builds, or None and remember what is wrong."""
+        try:
+            return build()
+        except UsageError as error:
+            self.faults += error.problems
+            return None
+
+
+def survey(composed: ComposedConfig) -> Survey:
+    """Build everything that a run needs, without training; what is wrong with one part hides no fault of another.
 
     Args:
         composed: What ``vbm_ptm.config.compose`` returned.
-
-    Raises:
-        UsageError: What a run would stumble over.
     """
-    config = composed.validate()
-    setup = build(config)
-    scenario, train = setup.benchmark.scenario, setup.benchmark.datasets.train
-    first_task = setup.benchmark.first_task  # an extension has the earlier ones behind it
-    tasks = scenario.tasks[first_task:]
-    samples = [len(setup.benchmark.training_rows(task)) for task in tasks]
-    for task in scenario.tasks[: first_task + 1]:
-        setup.learner.begin_task(task)
-    parameters = parameter_counts(setup.learner)
-    is_trained = any(count for name, count in parameters.items() if name != "frozen")
-    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
-    workloads = [
-        training_workload(
-            ViewBatchSampler(count, batch_size, num_views, config.seed, index),
-            epochs=config.optimization.epochs,
-            max_steps=config.trainer.max_steps_per_task,
-        )
-        for index, count in enumerate(samples, start=first_task)
-    ]
-    weights = setup.learner.backbone.weights
-    return {
-        "data set": config.dataset.name,
-        "training images": len(train),
-        "test images": len(setup.benchmark.datasets.test),
-        "split SHA-256": setup.benchmark.datasets.split_sha256,
-        "classes": len(scenario.class_names),
-        "tasks": ", ".join(str(len(task.classes)) for task in tasks) + " classes",
-        "training images per task": ", ".join(map(str, samples)),
-        "learner": f"{config.learner.name}, preset {config.preset}",
-        "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
-        "parameters": ", ".join(f"{name} {count:,}" for name, count in parameters.items()),
-        "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
-        "steps": sum(workload.num_steps for workload in workloads) if is_trained else 0,
-        "images to train on": sum(workload.num_images for workload in workloads) if is_trained else 0,
-        "memory for weights, gradients and optimizer": _size(_training_bytes(setup, parameters)),
-        "disk for checkpoints": _size(_checkpoint_bytes(setup)),
-    }
+    found = Survey()
+    config = found.attempt(composed.validate)
+    if config is None:
+        return found
+    datasets = found.attempt(lambda: load_image_dataset(config.dataset))
+    scenario = None if datasets is None else found.attempt(lambda: _scenario(config, datasets))
+    learner = found.attempt(lambda: _learner(config, scenario))
+    if datasets:
+        _survey_data(found, config, datasets)
+    if datasets and scenario:
+        _survey_tasks(found, config, datasets, scenario)
+    if datasets and scenario and learner:
+        _survey_cost(found, config, datasets, scenario, learner)
+    return found
 
 
 def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
@@ -82,26 +90,144 @@ def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
     }
 
 
-def _training_bytes(setup: Setup, parameters: dict[str, int]) -> int:
+def _scenario(config: RunConfig, datasets: ImageDatasets) -> Scenario:
+    train = datasets.train
+    return build_scenario(
+        config.scenario, class_names=datasets.class_names, labels=train.labels, domains=train.domains
+    )
+
+
+def _learner(config: RunConfig, scenario: Scenario | None) -> Learner | None:
+    """Build the learner; without tasks look for its weights alone."""
+    if scenario is None:
+        load_vit(config.backbone.name, config.backbone.checkpoint, image_size=config.backbone.image_size)
+        return None
+    return build_learner(config, num_tasks=len(scenario.tasks))
+
+
+def _survey_data(found: Survey, config: RunConfig, datasets: ImageDatasets) -> None:
+    record, train, test = datasets.record, datasets.train, datasets.test
+    found.data = dict(record)
+    found.warnings += record["warnings"]
+    expected = record["expected"] or {}
+    if expected.get("problem"):
+        (found.warnings if expected["has_own_split"] else found.faults).append(
+            f"data set '{config.dataset.name}': {expected['problem']}"
+        )
+    shared = [
+        (train.source_name(one), test.source_name(other))
+        for one, other in shared_images(train.rows, test.rows)
+    ]
+    if shared:
+        pairs = some_names((f"{other} = {one}" for one, other in shared), limit=5)
+        found.warnings.append(f"{len(shared)} test images are also training images, byte for byte: {pairs}")
+    found.data["shared_images"] = [list(pair) for pair in shared]
+    found.facts |= {
+        "data set": config.dataset.name,
+        **(
+            {"variant": expected["variant"] or f"unknown, most like {expected['nearest']}"}
+            if expected
+            else {}
+        ),
+        "training images": len(train),
+        "test images": len(test),
+        "held out": record["held_out"] or "nothing",
+        **{f"{what} images per class": _spread(record[split]) for what, split in _SPLITS.items()},
+        **{f"{what} images per domain": _listed(record[split]) for what, split in _SPLITS.items()},
+        "images verified": record["verified"],
+        "test images that are training images": len(shared),
+        "split SHA-256": datasets.split_sha256,
+    }
+    for key in [key for key, value in found.facts.items() if value == ""]:
+        del found.facts[key]
+
+
+_SPLITS = {"training": "train", "test": "test"}
+
+
+def _spread(record: dict[str, Any]) -> str:
+    return f"{record['min_images_per_class']} to {record['max_images_per_class']}"
+
+
+def _listed(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in record["images_per_domain"].items())
+
+
+def _survey_tasks(found: Survey, config: RunConfig, datasets: ImageDatasets, scenario: Scenario) -> None:
+    train, num_views = datasets.train, config.view_batch.num_views
+    samples = [len(scenario.rows_of(task, train.labels, train.domains)) for task in scenario.tasks]
+    batch_size = config.optimization.batch_size
+    found.facts |= {
+        "classes": len(scenario.class_names),
+        "tasks": ", ".join(str(len(task.classes)) for task in scenario.tasks) + " classes",
+        **({"domains in order": ", ".join(names)} if (names := _domains(scenario)) else {}),
+        "training images per task": ", ".join(map(str, samples)),
+        "learner": f"{config.learner.name}, preset {config.preset}",
+        "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
+    }
+
+
+def _domains(scenario: Scenario) -> list[str]:
+    return [task.domain for task in scenario.evaluation_tasks if task.domain is not None]
+
+
+def _survey_cost(
+    found: Survey, config: RunConfig, datasets: ImageDatasets, scenario: Scenario, learner: Learner
+) -> None:
+    train = datasets.train
+    samples = [len(scenario.rows_of(task, train.labels, train.domains)) for task in scenario.tasks]
+    parameters: list[dict[str, int]] = []
+    stored: list[int] = []
+    for task in scenario.tasks:
+        learner.begin_task(task)
+        parameters.append(parameter_counts(learner))
+        stored.append(_stored_bytes(learner))
+    is_trained = any(count for name, count in parameters[0].items() if name != "frozen")
+    workloads = [
+        training_workload(
+            ViewBatchSampler(
+                count, config.optimization.batch_size, config.view_batch.num_views, config.seed, index
+            ),
+            epochs=config.optimization.epochs,
+            max_steps=config.trainer.max_steps_per_task,
+        )
+        for index, count in enumerate(samples)
+    ]
+    weights = learner.backbone.weights
+    keep = config.checkpoint.keep
+    keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
+    statistics = 4 * learner.statistics_size(np.bincount(train.labels).tolist())
+    memory = max(_training_bytes(config, counts) for counts in parameters)
+    found.facts |= {
+        "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
+        "parameters of the first task": _counts(parameters[0]),
+        "parameters of the last task": _counts(parameters[-1]),
+        "steps": sum(workload.num_steps for workload in workloads) if is_trained else 0,
+        "images to train on": sum(workload.num_images for workload in workloads) if is_trained else 0,
+        "memory for weights, gradients and optimizer": _size(memory),
+        "disk for checkpoints": _size(sum(stored if keeps_all else stored[-2:]) + statistics),
+        "of it for class statistics": _size(statistics),
+    }
+
+
+def _counts(parameters: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in parameters.items())
+
+
+def _training_bytes(config: RunConfig, parameters: dict[str, int]) -> int:
     """Weights, and for what is trained a gradient and the optimizer's averages, all in fp32."""
-    averages = 1 if setup.config.optimization.optimizer == "sgd" else 2
+    averages = 1 if config.optimization.optimizer == "sgd" else 2
     trained = sum(count for name, count in parameters.items() if name != "frozen")
     return 4 * (sum(parameters.values()) + trained * (1 + averages))
 
 
-def _checkpoint_bytes(setup: Setup) -> int:
-    """All checkpoints that will stay, class statistics included."""
-    learner, scenario, keep = setup.learner, setup.benchmark.scenario, setup.config.checkpoint.keep
-    stored: int = sum(
+def _stored_bytes(learner: Learner) -> int:
+    """What a checkpoint holds, class statistics apart."""
+    return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in learner.state_dict().items()
         if not (learner.backbone_is_frozen and name.startswith("backbone."))
     )
-    keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
-    num_kept = len(scenario.tasks) if keeps_all else min(2, len(scenario.tasks))
-    sizes = np.bincount(setup.benchmark.class_indices(setup.benchmark.datasets.train))
-    statistics = learner.statistics_size(sizes.tolist())
-    return stored * num_kept + 4 * statistics
 
 
 def _size(num_bytes: int) -> str:

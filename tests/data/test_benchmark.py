@@ -89,3 +89,18 @@ def test_benchmark__joint_training_sees_all_rows(bounds: str) -> None:
     tested = [benchmark.test_rows(one).tolist() for one in benchmark.scenario.evaluation_tasks]
     assert sorted(row for rows in tested for row in rows) == [0, 1]
     assert [len(rows) for rows in tested] == [1, 1]
+
+
+def test_benchmark__says_once_which_test_images_belong_to_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    benchmark = benchmark_of(
+        split_of("train", [0, 1, 2, 3, 1], ["photo", "photo", "sketch", "sketch", "sketch"]),
+        split_of("test", [1, 3, 2, 0], ["photo", "photo", "sketch", "clay"]),
+        kind="domain_incremental",
+        class_order="natural",
+    )
+    for task in benchmark.scenario.tasks * 2:
+        benchmark.test_rows(task)
+    assert [record.getMessage().partition(" test images")[0] for record in caplog.records] == [
+        "domain 'clay': 1 of 1",
+        "domain 'photo': 1 of 2",
+    ]

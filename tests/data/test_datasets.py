@@ -546,7 +546,7 @@ def test_load_image_dataset__large_sets_are_checked_for_empty_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("vbm_ptm.data.datasets._MAX_IMAGES_FOR_FULL_CHECK", 10)
+    monkeypatch.setattr("vbm_ptm.data.integrity._MAX_IMAGES_FOR_FULL_CHECK", 10)
     toy(tmp_path, ["a", "b"])
     (tmp_path / "train/b/2.png").write_text("text")
     assert load(tmp_path).record["verified"] == "no empty or missing files"

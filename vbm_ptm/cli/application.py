@@ -32,6 +32,8 @@ _FAILURES = {
     "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
 }
 
+_MAX_MESSAGES = 100
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -48,6 +50,7 @@ app.command()(finished.export)
 app.command()(finished.extend)
 app.command("list")(inspection.list_names)
 app.command()(inspection.check)
+app.command()(inspection.split)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,8 +93,10 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
 
 
 def _fail(code: int, *messages: str) -> int:
-    for message in messages:
+    for message in messages[:_MAX_MESSAGES]:
         sys.stderr.write(f"error: {message}\n")
+    if len(messages) > _MAX_MESSAGES:
+        sys.stderr.write(f"error: and {len(messages) - _MAX_MESSAGES} more; vbm-ptm check --json lists all\n")
     return code
 
 

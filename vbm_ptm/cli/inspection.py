@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from vbm_ptm.cli.options import AsJson, ConfigFile, Dataset, LearnerName, Overrides, Preset, sources_of
 from vbm_ptm.cli.printing import print_json, stdout
+from vbm_ptm.errors import UsageError
 
 
 def list_names(
@@ -46,20 +49,62 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that can be wrong before training, and say what a run will cost."""
+    from dataclasses import asdict
+
     from vbm_ptm.config import compose
-    from vbm_ptm.preflight import explain_setting, survey
+    from vbm_ptm.preflight import Survey, explain_setting, survey
 
-    composed = compose(overrides=overrides or (), **sources_of(dataset, learner, preset, config))
+    sources = sources_of(dataset, learner, preset, config)
     if explain is not None:
-        lines: dict[str, Any] = explain_setting(explain, composed)
-    else:
-        lines = survey(composed)
+        lines = explain_setting(explain, compose(overrides=overrides or (), **sources))
+        print_json(lines) if as_json else _print_facts(lines)
+        return
+    try:
+        found = survey(compose(overrides=overrides or (), **sources))
+    except UsageError as error:
+        if not as_json:
+            raise
+        found = Survey(faults=list(error.problems))
     if as_json:
-        print_json(lines)
-    else:
-        from rich.table import Table
+        print_json(asdict(found))
+    elif not found.faults:
+        _print_facts(found.facts)
+    if found.faults:
+        raise typer.Exit(2) if as_json else UsageError(*found.faults)
 
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for key, value in lines.items():
-            table.add_row(key, str(value))
-        stdout().print(table)
+
+def split(
+    output: Annotated[Path, typer.Option(help="CSV file to write; dataset.split_file takes it.")],
+    dataset: Dataset = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(help="Part of every class to hold out; 0.2 without it.")
+    ] = None,
+) -> None:
+    """Write down which image is for training and which for testing, for others to use the same split."""
+    from vbm_ptm.config import compose
+    from vbm_ptm.data.datasets import load_image_dataset, write_split
+
+    given = [
+        *(overrides or ()),
+        *([] if test_fraction is None else [f"dataset.test_fraction={test_fraction}"]),
+    ]
+    spec = compose(dataset=dataset, config_file=config, overrides=given).validate_dataset()
+    found = load_image_dataset(spec)
+    if test_fraction is not None and found.record["held_out"] is None:
+        raise UsageError(
+            "--test-fraction holds images out, but this data set has a test split: leave the option out."
+        )
+    write_split(found, output)
+    numbers = {"training images": len(found.train), "test images": len(found.test)}
+    _print_facts({**numbers, "split SHA-256": found.split_sha256})
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for key, value in facts.items():
+        table.add_row(key, str(value))
+    stdout().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from vbm_ptm.data.datasets import ImageDatasets, ImageSplit
 from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,19 @@ class Benchmark:
     scenario: Scenario
     transforms: ViewTransforms
     first_task: int = 0
+
+    def __post_init__(self) -> None:
+        """Say once which test images belong to no task."""
+        task_of = {task.domain: task for task in self.scenario.evaluation_tasks}
+        if self.datasets.test.domains is None or None in task_of:
+            return
+        for domain, count in zip(*np.unique(self.datasets.test.domains, return_counts=True), strict=True):
+            num_kept = len(self.test_rows(task_of[domain])) if domain in task_of else 0
+            if num_kept < count:
+                logger.warning(
+                    "domain '%s': %d of %d test images show classes without training images up to it; left out",
+                    *(domain, count - num_kept, count),
+                )
 
     def training_rows(self, task: Task) -> NDArray[np.int64]:
         """Return the rows of the training split that belong to a task."""

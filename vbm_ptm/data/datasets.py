@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +22,11 @@ from pydantic import Field, model_validator
 from vbm_ptm.data.expected import ExpectedCounts, compare
 from vbm_ptm.data.folders import Layout, expected_tree
 from vbm_ptm.data.images import decode_image
-from vbm_ptm.data.integrity import empty_images, undecodable_images
+from vbm_ptm.data.integrity import Verification, check_source
 from vbm_ptm.data.listed_split import DividedSource, divide
 from vbm_ptm.data.sources import DIGITS, Columns, Source, SourceSplit, open_digits, open_hub, open_path
-from vbm_ptm.data.split_lists import ListFiles, read_lists
-from vbm_ptm.data.splits import hold_out, select, select_domains, split_sha256
+from vbm_ptm.data.split_lists import ListFiles, SplitName, read_lists, write_split_file
+from vbm_ptm.data.splits import hold_out, select_domains, split_sha256
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.settings import AbsolutePath, Settings
@@ -33,8 +34,6 @@ from vbm_ptm.settings import AbsolutePath, Settings
 __all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_image_dataset"]
 
 logger = logging.getLogger(__name__)
-
-_MAX_IMAGES_FOR_FULL_CHECK = 20_000
 
 
 class DatasetSpec(Settings):
@@ -92,7 +91,7 @@ class DatasetSpec(Settings):
     num_classes: int | None = Field(default=None, ge=1)
     expected: dict[str, ExpectedCounts] | None = None
     on_bad_image: Literal["error", "skip"] = "error"
-    verify: Literal["auto", "full", "none"] = "auto"
+    verify: Verification = "auto"
     transforms: TransformsConfig = TransformsConfig()
 
     @model_validator(mode="after")
@@ -183,7 +182,13 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     if spec.validation_fraction > 0:
         source = replace(source, test=None)
     problems = [*(listed.problems if listed else ()), *_wrong_classes(source, spec)]
-    source, checks, bad = _check(source, spec, missing=listed.missing if listed else ())
+    source, checks, bad = check_source(
+        source,
+        name=spec.name,
+        verify=spec.verify,
+        skips=spec.on_bad_image == "skip",
+        missing=listed.missing if listed else (),
+    )
     if problems or bad:
         raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in problems), *bad)
     train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
@@ -208,7 +213,8 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
             *(spec.name, source.record.get("layout", source.record["kind"]), split.name, counts["images"]),
             *(counts["classes"], counts["min_images_per_class"], counts["max_images_per_class"]),
         )
-    for warning in record["warnings"]:
+    unexpected = record["expected"] and record["expected"]["problem"]
+    for warning in [*record["warnings"], *([unexpected] if unexpected else [])]:
         logger.warning("%s: %s", spec.name, warning)
     return ImageDatasets(
         train=splits[0],
@@ -219,6 +225,23 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         ),
         record=record,
     )
+
+
+def write_split(datasets: ImageDatasets, path: Path) -> None:
+    """Write which image is in which split as a CSV file that ``dataset.split_file`` takes.
+
+    Raises:
+        UsageError: The file exists already.
+    """
+
+    def rows(split: ImageSplit) -> Iterator[tuple[str, SplitName, str, str | None]]:
+        domains = [None] * len(split) if split.domains is None else split.domains.tolist()
+        for name, label, domain in zip(
+            split.source_names.to_pylist(), split.labels.tolist(), domains, strict=True
+        ):
+            yield name, split.name, datasets.class_names[label], domain
+
+    write_split_file(path, [*rows(datasets.train), *rows(datasets.test)])
 
 
 def _read_splits(source: Source, spec: DatasetSpec) -> DividedSource:
@@ -279,8 +302,9 @@ def _compare(
         domains,
         has_own_split=has_own_split,
     )
+    problem = None
     if compared.differences:
-        warnings.append(
+        problem = (
             f"not the images of '{compared.variant}': {_first(compared.differences)}. Look for what is missing, or "
             "set dataset.expected=null if these are the images you want"
         )
@@ -295,6 +319,7 @@ def _compare(
         "differences": list(compared.differences),
         "missing_domains": list(compared.missing_domains),
         "has_own_split": has_own_split,
+        "problem": problem,
     }, warnings
 
 
@@ -345,63 +370,6 @@ def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
                 f"{some_names(class_names)}."
             )
     return problems
-
-
-def _check(
-    source: Source, spec: DatasetSpec, *, missing: Sequence[str]
-) -> tuple[Source, dict[str, Any], list[str]]:
-    """Look for bad images, listed ones that are missing among them; leave them out or say what they are.
-
-    Returns:
-        The source without its bad images, what a result should say, and what is wrong, a line for each image.
-    """
-    splits = [split for split in (source.train, source.test) if split is not None]
-    total = sum(len(split.labels) for split in splits) + len(missing)
-    is_checked = source.record["location"] != DIGITS and spec.verify != "none"
-    full = is_checked and (
-        spec.on_bad_image == "skip" or spec.verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK
-    )
-    if is_checked and not full:
-        logger.info(
-            "%s: %d images: only empty and missing files are looked for before training; "
-            "dataset.verify=full decodes every image.", spec.name, total,
-        )  # fmt: skip
-    find = undecodable_images if full else empty_images
-    bad = [find(split) if is_checked else {} for split in splits]
-    problems = [f"cannot read image '{name}': it is listed, but there is no such file." for name in missing]
-    problems += [problem for found in bad for problem in found.values()]
-    verified = "every image decoded" if full else "no empty or missing files" if is_checked else "nothing"
-    record: dict[str, Any] = {"verified": verified, "skipped_images": []}
-    if not problems:
-        return source, record, []
-    if spec.on_bad_image == "error":
-        summary = (
-            f"data set '{spec.name}': {len(problems)} of {total} images are bad. Replace or delete them, or set "
-            "dataset.on_bad_image=skip:"
-        )
-        return source, record, [summary, *problems]
-    for problem in problems:
-        logger.warning("%s: skipped: %s", spec.name, problem)
-    kept = [
-        select(split, np.array([i for i in range(len(split.labels)) if i not in found], dtype=np.int64))
-        for split, found in zip(splits, bad, strict=True)
-    ]
-    lost = sorted(
-        {source.train.label_names[label] for label in np.unique(source.train.labels)}
-        - {kept[0].label_names[label] for label in np.unique(kept[0].labels)}
-    )
-    if lost:
-        summary = f"data set '{spec.name}': without its bad images no training image is left of: {some_names(lost)}."
-        return source, record, [summary, *problems]
-    record["skipped_images"] = [
-        *missing,
-        *(
-            split.source_names[index].as_py()
-            for split, found in zip(splits, bad, strict=True)
-            for index in found
-        ),
-    ]
-    return replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None), record, []
 
 
 def _settle_splits(

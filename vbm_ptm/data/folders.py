@@ -200,7 +200,7 @@ def _walk(root: Path) -> _Tree:
                 else:
                     folders.append(path)
                     pending.append((path + "/", entered))
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            elif entry.name[entry.name.rfind(".") :].lower() in IMAGE_SUFFIXES:
                 images.append(path)
             elif entry.name.lower() not in _SYSTEM_FILES:
                 other_files.append(path)

@@ -204,11 +204,16 @@ def _labels_of_lists(
         if labels[position] not in (-1, ids[label]):
             several.add(str(pool.source_names[position]))
         labels[position] = ids[label]
-    problems = (
-        [f"{len(several)} images are listed with several labels: {some_names(sorted(several))}."]
-        if several
-        else []
-    )
+    problems = []
+    if several:
+        problems.append(
+            f"{len(several)} images are listed with several labels: {some_names(sorted(several))}."
+        )
+    if num_unlabelled:
+        problems.append(
+            f"{num_unlabelled} images are listed without a label, which dataset.layout=listed needs."
+        )
+        names, labels = names or ("",), np.maximum(labels, 0)
     return names, labels, problems
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 from vbm_ptm.errors import UsageError, nearest_name
 from vbm_ptm.settings import AbsolutePath, Settings
@@ -55,6 +55,15 @@ class ScenarioConfig(Settings):
     extends: AbsolutePath | None = None
     num_earlier_tasks: PositiveInt | None = None
     allow_known_classes: bool = False
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> ScenarioConfig:
+        if self.kind != "joint" and self.bounds != "class_incremental":
+            raise ValueError(
+                f"scenario.bounds={self.bounds} says what joint training bounds, but scenario.kind is {self.kind}: set "
+                "scenario.kind=joint, or leave scenario.bounds out"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -110,16 +119,7 @@ class Scenario:
             return np.flatnonzero(np.isin(class_indices, task.classes))
         if domains is None:
             raise UsageError(f"task {task.index} is domain '{task.domain}', but this split names no domains")
-        is_seen = class_indices < task.num_seen_classes
-        in_domain = domains == task.domain
-        num_unseen = int((in_domain & ~is_seen).sum())
-        if num_unseen:
-            logger.warning(
-                "domain '%s': %d images show classes without training images up to this domain; left out",
-                task.domain,
-                num_unseen,
-            )
-        return np.flatnonzero(in_domain & is_seen)
+        return np.flatnonzero((domains == task.domain) & (class_indices < task.num_seen_classes))
 
     def seen_after(self, task_index: int) -> tuple[Task, ...]:
         """Return the tasks to evaluate after the training task of that index."""

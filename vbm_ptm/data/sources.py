@@ -81,7 +81,7 @@ def open_digits() -> Source:
     def split(name: str, chosen: NDArray[np.int64]) -> SourceSplit:
         return SourceSplit(
             name=name,
-            rows=_image_rows([_png(images[number]) for number in chosen], [None] * len(chosen)),
+            rows=image_rows(_images([_png(images[number]) for number in chosen], [None] * len(chosen))),
             label_names=tuple(str(name) for name in digits.target_names),
             labels=digits.target[chosen].astype(np.int64),
             domains=None,
@@ -160,23 +160,27 @@ def _png(pixels: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def _image_rows(contents: Sequence[bytes | None], paths: Sequence[str | None]) -> Dataset:
-    images = pa.StructArray.from_arrays(
-        [pa.array(contents, pa.binary()), pa.array(paths, pa.string())], names=["bytes", "path"]
-    )
-    rows = Dataset(pa.table({"image": images}))
-    return rows.cast_column("image", datasets.Image(decode=False))
+def image_rows(images: pa.StructArray) -> Dataset:
+    """Return rows with one column ``image`` of structures with the fields bytes and path, undecoded."""
+    return Dataset(pa.table({"image": images})).cast_column("image", datasets.Image(decode=False))
+
+
+def _images(contents: Sequence[bytes | None], paths: Sequence[str | None]) -> pa.StructArray:
+    fields = [pa.array(contents, pa.binary()), pa.array(paths, pa.string())]
+    return pa.StructArray.from_arrays(fields, names=["bytes", "path"])
 
 
 def _open_folder(root: Path, layout: Layout, train_split: str, test_split: str) -> Source:
     found = read_image_folder(root, layout=layout, train_split=train_split, test_split=test_split)
+
+    prefix = os.path.join(root, "")
 
     def split(name: str, part: FolderSplit) -> SourceSplit:
         names = sorted(set(part.classes))
         ids = {class_name: index for index, class_name in enumerate(names)}
         return SourceSplit(
             name=name,
-            rows=_image_rows([None] * len(part.files), [os.path.join(root, file) for file in part.files]),
+            rows=image_rows(_images([None] * len(part.files), [prefix + file for file in part.files])),
             label_names=tuple(names),
             labels=np.array([ids[class_name] for class_name in part.classes], dtype=np.int64),
             domains=None if part.domains is None else np.array(part.domains, dtype=np.str_),

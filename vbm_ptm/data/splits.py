@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from datasets import Dataset
 from numpy.typing import NDArray
 
-from vbm_ptm.data.sources import Source, SourceSplit
+from vbm_ptm.data.sources import Source, SourceSplit, image_rows
 from vbm_ptm.errors import UsageError, unknown_name
 
 Positions = NDArray[np.int64]
@@ -24,7 +25,7 @@ def select(split: SourceSplit, indices: Positions) -> SourceSplit:
     """Return some rows of a split, in the order given."""
     return replace(
         split,
-        rows=split.rows.select(indices),
+        rows=_take(split.rows, indices),
         labels=split.labels[indices],
         domains=None if split.domains is None else split.domains[indices],
         source_names=split.source_names.take(pa.array(indices)),
@@ -87,3 +88,11 @@ def split_sha256(splits: Mapping[str, tuple[Sequence[str], Positions, pa.Array]]
         for label, name in zip(labels.tolist(), names.to_pylist(), strict=True)
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _take(rows: Dataset, indices: Positions) -> Dataset:
+    """Return some rows. Tables of mere paths are made anew: behind a list of positions each row would cost a search."""
+    if not len(rows) or rows[0]["image"]["bytes"] is not None:
+        return rows.select(indices)
+    images = rows.with_format("arrow")[:].column("image").combine_chunks()
+    return image_rows(images.take(pa.array(indices)))
