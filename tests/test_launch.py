@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from vbm_ptm.launch import is_main_process, launch_problems, num_nodes, num_processes
+
+REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +74,96 @@ def test_launch_problems__tell_of_another_precision(monkeypatch: pytest.MonkeyPa
     assert launch_problems(num_ranks=1, mixed_precision="bf16") == []
     (problem,) = launch_problems(num_ranks=1, mixed_precision="no")
     assert "asked for bf16, but the run's own setting decides: trainer.mixed_precision=no" in problem
+
+
+@pytest.fixture(name="launch")
+def launcher(toy_tree: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that starts a short training under Accelerate's launcher."""
+    tree = toy_tree("linear_probe")
+    tree["trainer"] = {"max_steps_per_task": 1}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+
+    def start(*options: str, output: Path, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "vbm_ptm", "train"]
+        return subprocess.Popen(
+            [*command, "--config", str(config), "--output", str(output)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_train__under_accelerate_on_two_ranks(launch: Callable[..., Any], tmp_path: Path) -> None:
+    """Into a folder several levels deep that neither rank finds; every line is said once."""
+    output = tmp_path / "several" / "levels" / "deep"
+    process = launch("--multi_gpu", "--num_processes", "2", output=output, ACCELERATE_USE_CPU="1")
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    result = json.loads((output / "result.json").read_text())
+    assert (result["num_ranks"], result["status"]) == (2, "finished")
+    expected = (
+        "2 ranks on 1 node, device cpu, precision no; of a step each rank has 4 images = 2 groups x 2 views",
+        "learner linear_probe, preset none, seed 1993",
+        "task 3/3 done: 4 classes, 24 samples",
+    )
+    for line in expected:
+        assert said.count(line) == 1
+    assert "asked for" not in said
+    tasks = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    assert [event["task"] for event in tasks if event["event"] == "begin_task"] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_train__says_that_accelerate_has_started_one_process(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    process = launch("--cpu", "--num_processes", "2", output=tmp_path / "run")
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_ranks"] == 1
+    assert "1 rank on 1 node" in said
+    assert "warning: the launcher was asked for several processes, but this run has 1." in said
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_train__on_two_machines(launch: Callable[..., Any], tmp_path: Path, free_port: int) -> None:
+    where = ("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port))
+    machines = [
+        launch(
+            *("--multi_gpu", "--num_machines", "2", "--num_processes", "2", "--machine_rank", rank, *where),
+            output=tmp_path / "run",
+            ACCELERATE_USE_CPU="1",
+        )
+        for rank in ("1", "0")
+    ]
+    (_, quiet), (_, said) = [machine.communicate() for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert "2 ranks on 2 nodes" in said
+    assert "ranks on" not in quiet
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_ranks"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_train__on_the_first_of_two_machines_alone_ends(
+    launch: Callable[..., Any], tmp_path: Path, free_port: int
+) -> None:
+    where = ("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port))
+    process = launch(
+        *("--multi_gpu", "--num_machines", "2", "--num_processes", "2", "--machine_rank", "0", *where),
+        *("--rdzv_conf", "timeout=2"),
+        output=tmp_path / "run",
+        ACCELERATE_USE_CPU="1",
+    )
+    _, said = process.communicate()
+    assert process.returncode != 0
+    assert "waiting for clients. 1/2 clients joined" in said
+    assert not (tmp_path / "run").exists()

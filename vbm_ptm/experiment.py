@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import logging
 import platform
 import time
@@ -33,6 +35,7 @@ from vbm_ptm.engine.acceleration import (
     wait_for_ranks,
 )
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, task_from, write_json
+from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.tracking import RunLog
@@ -185,6 +188,7 @@ def run(
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
     wait_for_ranks(accelerator)
+    _check_ranks_agree(setup, accelerator)
     with directory.claimed(config, resume=resume) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process and config.scenario.extends is not None:
             directory.carry_over(RunDirectory(config.scenario.extends))
@@ -296,6 +300,24 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
             )
         logger.warning("%s", change)
     restore(setup.learner, checkpoint)
+
+
+def _check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
+    """Refuse ranks that were started with other settings, images or weights; files may lie in different places."""
+    config, weights = setup.config, setup.learner.backbone.weights
+    settings = config.model_dump(mode="json", exclude={"dataset", "backbone", "data", "device"})
+    facts = {
+        **settings,
+        "the images or their split": setup.benchmark.datasets.split_sha256,
+        "the backbone's weights": weights.sha256 if weights else "",
+    }
+    prints = {
+        name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        for name, value in facts.items()
+    }
+    difference = difference_between_ranks(prints, accelerator)
+    if difference:
+        raise UsageError(f"{difference}. Start the same command on every machine, with the same data.")
 
 
 def banner(setup: Setup, accelerator: Accelerator) -> list[str]:

@@ -6,7 +6,6 @@ import copy
 import gc
 import io
 import json
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,15 +164,6 @@ def new_learner(tiny_backbones: dict[int, PromptableViT]) -> Callable[..., Learn
             )
 
     return make
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port on which ranks can meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 @dataclass

@@ -18,7 +18,10 @@ from vbm_ptm.cli import main
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, wait_for_ranks
 from vbm_ptm.errors import UsageError
+from vbm_ptm.learners import list_learners, s_iprompt
 from vbm_ptm.learners.base import Learner
+
+NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
 
 
 def test_build_accelerator__forgets_the_run_before(
@@ -62,6 +65,65 @@ def test_build_accelerator__forgets_the_run_before(
             assert set(afterwards[num_feature_batches:]) == {expected}
         assert all(tensor.dtype == torch.float32 for tensor in learner.state_dict().values())
         assert all(event["loss"] > 0 for event in run.events("step"))
+
+
+@pytest.mark.parametrize("name", list_learners())
+def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
+    new_benchmark: Callable[..., Benchmark],
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    learner = new_learner(name, num_tasks=2, depth=6 if name in NEEDS_SIX_BLOCKS else 2)
+    products: dict[tuple[str, int], set[torch.dtype]] = {}
+    moment = "before"
+
+    def during(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            nonlocal moment
+            moment = what
+            return function(*arguments)
+
+        return wrapped
+
+    for what in ("forward", "end_task", "predict"):
+        monkeypatch.setattr(learner, what, during(what, getattr(learner, what)))
+    learner.backbone.vit.blocks[0].attn.qkv.register_forward_hook(
+        lambda module, inputs, output: products.setdefault((moment, learner.task.index), set()).add(
+            output.dtype
+        )
+    )
+    points: list[torch.dtype] = []
+    nearest = s_iprompt.nearest_session
+
+    def seen(query: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        points.append(query.dtype)
+        return nearest(query, *arguments, **options)
+
+    monkeypatch.setattr(s_iprompt, "nearest_session", seen)
+    run = new_run(learner, new_benchmark([5] * 4, num_tasks=2), mixed_precision="bf16", epochs=2, num_views=2)
+    losses: list[tuple[torch.dtype, ...]] = []
+    objective = run.trainer.objective
+
+    def measured(output: Any, labels: Tensor, **options: Any) -> Any:
+        loss, parts = objective(output, labels, **options)
+        given = (output.logits, *output.auxiliary.values(), loss, *parts.values())
+        losses.append(tuple(tensor.dtype for tensor in given))
+        assert all(bool(tensor.isfinite().all()) for tensor in given)
+        return loss, parts
+
+    run.trainer.objective = measured
+    run.trainer.fit()
+    for task in (0, 1):
+        assert products.get(("forward", task), {torch.bfloat16}) == {torch.bfloat16}
+        assert products.get(("end_task", task), {torch.float32}) == {torch.float32}
+        assert products["predict", task] == {torch.bfloat16}
+    assert {dtype for step in losses for dtype in step} <= {torch.float32}
+    assert bool(losses) == bool(learner.parameter_groups())
+    assert set(points) <= {torch.float32}
+    assert bool(points) == (name == "s_iprompt")
+    assert {tensor.dtype for tensor in learner.state_dict().values()} == {torch.float32}
 
 
 def test_build_accelerator__refuses_fp16_on_a_cpu() -> None:

@@ -30,7 +30,8 @@ from vbm_ptm.data.transforms import ViewTransforms
 from vbm_ptm.data.view_batch import LoaderConfig
 from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.engine.features import TaskFeatures
-from vbm_ptm.errors import TrainingError, TrainingInterrupted
+from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
+from vbm_ptm.experiment import run
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import list_learners
 
@@ -274,9 +275,7 @@ def _drift(rank: int, new_run: Callable[..., Any], learner: Learner, data: Bench
 
     learner.register_forward_pre_hook(meddle)
     run = new_run(learner, data, name=f"rank {rank}")
-    expected = (
-        r"training on task 1 rank 1 holds other weights than rank 0: 1 of \d+ tensors, heads\.tasks\.1\.bias"
-    )
+    expected = r"after training on task 1 rank 1 differs from rank 0 in heads\.tasks\.1\.bias\."
     with pytest.raises(TrainingError, match=expected):
         run.trainer.fit()
     assert len(run.trainer.records) == 1
@@ -289,6 +288,26 @@ def test_fit__stops_where_ranks_hold_different_weights(
     free_port: int,
 ) -> None:
     on_two_ranks(_drift, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
+
+
+def _begin_differently(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
+    """Take another weights file on rank 1."""
+    if rank == 1:
+        with torch.no_grad():
+            learner.backbone.vit.cls_token.add_(1e-3)
+    run = new_run(learner, data, name=f"rank {rank}")
+    expected = r"at the beginning of task 0 rank 1 differs from rank 0 in backbone\.vit\.cls_token"
+    with pytest.raises(TrainingError, match=expected):
+        run.trainer.fit()
+
+
+def test_fit__refuses_ranks_with_different_frozen_weights(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    free_port: int,
+) -> None:
+    on_two_ranks(_begin_differently, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
 
 
 def _look_at_rows(rank: int, learner: Learner, data: Benchmark, expected: dict[int, Any]) -> None:
@@ -350,3 +369,30 @@ def test_fit__ranks_stop_at_the_same_step(
     free_port: int,
 ) -> None:
     on_two_ranks(_stop, new_run, new_learner("finetune"), benchmark_of_three, port=free_port)
+
+
+def _run(rank: int, tree: dict[str, Any], folder: Path) -> None:
+    """Two runs: one whose ranks were started differently, and one into a folder that no rank finds."""
+    expected = "rank 1 differs from rank 0 in optimization, seed. Start the same command on every machine"
+    different = {
+        **tree,
+        "seed": 5 + rank,
+        "optimization": {**tree["optimization"], "learning_rate": 0.01 * (rank + 1)},
+    }
+    with pytest.raises(UsageError, match=expected):
+        run(different, output=folder / "different")
+    result = run(tree, output=folder / "several" / "levels" / "deep")
+    assert result["num_ranks"] == 2
+    (folder / f"{rank}.json").write_text(json.dumps(result["task_records"]))
+
+
+def test_run__starts_only_where_ranks_agree(
+    toy_tree: Callable[..., dict[str, Any]], tmp_path: Path, free_port: int
+) -> None:
+    tree = toy_tree("linear_probe") | {"trainer": {"max_steps_per_task": 1}, "device": "cpu"}
+    on_two_ranks(_run, tree, tmp_path, port=free_port)
+    assert not (tmp_path / "different").exists()
+    assert (tmp_path / "0.json").read_text() == (tmp_path / "1.json").read_text()
+    lines = (tmp_path / "several" / "levels" / "deep" / "log.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["task_index"] for event in events if event["event"] == "task"] == [0, 1, 2]

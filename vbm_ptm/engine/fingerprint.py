@@ -40,6 +40,9 @@ class TaskFingerprints:
         learner: Has begun the task: ``requires_grad`` says what is frozen.
         task_index: Index of the task.
         accelerator: Knows the ranks.
+
+    Raises:
+        TrainingError: Ranks begin with different frozen parameters.
     """
 
     def __init__(self, learner: Learner, task_index: int, accelerator: Accelerator) -> None:
@@ -51,6 +54,7 @@ class TaskFingerprints:
         self._trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
         self._before = fingerprints(self._frozen)
         self._after: dict[str, str] = {}
+        self._compare_ranks(self._before, "at the beginning of")
 
     @property
     def frozen_sha256(self) -> str:
@@ -76,8 +80,7 @@ class TaskFingerprints:
                 f"{_some(changed)}. The learner writes into them; requires_grad alone does not prevent that."
             )
         self._after = fingerprints(self._trained)
-        when = f"after training on task {self._task_index}"
-        check_equal_on_ranks(self._after, self._accelerator, when=when)
+        self._compare_ranks(self._after, "after training on")
 
     def check_end(self) -> None:
         """Raise if ranks hold different tensors of those that ``end_task`` has made.
@@ -88,37 +91,40 @@ class TaskFingerprints:
         state = self._learner.state_dict()
         made = {name: tensor for name, tensor in state.items() if name not in self._frozen | self._trained}
         self._after |= fingerprints(made)
-        when = f"after the end of task {self._task_index}"
-        check_equal_on_ranks(self._after, self._accelerator, when=when)
+        self._compare_ranks(self._after, "after the end of")
+
+    def _compare_ranks(self, prints: Mapping[str, str], when: str) -> None:
+        difference = difference_between_ranks(prints, self._accelerator)
+        if difference:
+            raise TrainingError(
+                f"{when} task {self._task_index} {difference}. Do all ranks read the same weights, share their "
+                "gradients and run the same versions on the same hardware?"
+            )
 
 
-def check_equal_on_ranks(prints: Mapping[str, str], accelerator: Accelerator, *, when: str) -> None:
-    """Raise on every rank if one of them holds other tensors than rank 0.
+def difference_between_ranks(prints: Mapping[str, str], accelerator: Accelerator) -> str | None:
+    """Return in words which ranks differ from rank 0 and where, the same on all ranks; None where none does.
 
     Args:
-        prints: What ``fingerprints`` returned on this rank.
+        prints: Fingerprints of this rank, by name.
         accelerator: Knows the ranks.
-        when: The moment, for the message.
-
-    Raises:
-        TrainingError: The message names the ranks and the tensors.
     """
     if accelerator.num_processes == 1:
-        return
+        return None
     mine = torch.tensor([list(bytes.fromhex(combined(prints)))], dtype=torch.uint8, device=accelerator.device)
     everywhere = accelerator.gather(mine)
     others = [rank for rank, digest in enumerate(everywhere) if not torch.equal(digest, everywhere[0])]
     if not others:
-        return
+        return None
     of_rank = gather_object([dict(prints)])  # only now: names are long, and all ranks get here together
-    different = [name for name in of_rank[0] if of_rank[others[0]].get(name) != of_rank[0][name]]
-    raise TrainingError(
-        f"{when} rank {', '.join(map(str, others))} holds other weights than rank 0: {len(different)} of "
-        f"{len(of_rank[0])} tensors, {_some(different)}. The ranks did not share their gradients, or their "
-        "hardware or library versions differ."
-    )
+    names = [
+        name
+        for name in of_rank[0] | of_rank[others[0]]
+        if of_rank[others[0]].get(name) != of_rank[0].get(name)
+    ]
+    return f"rank {', '.join(map(str, others))} differs from rank 0 in {_some(names)}"
 
 
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:5])
-    return f"{shown}, …" if len(names) > 5 else shown
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
