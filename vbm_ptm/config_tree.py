@@ -137,14 +137,19 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield path, value
 
 
-def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    """Return a line for every setting in which two configurations differ."""
+def changes(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of every setting in which two trees differ, by its dotted path."""
     first, second = dict(leaves(one)), dict(leaves(two))
-    return [
-        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
+    return {
+        key: (first.get(key), second.get(key))
         for key in sorted(first.keys() | second.keys())
         if first.get(key) != second.get(key)
-    ]
+    }
+
+
+def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Return a line for every setting in which two configurations differ."""
+    return [f"{key}: {first!r} against {second!r}" for key, (first, second) in changes(one, two).items()]
 
 
 def merge(target: Tree, source: Mapping[str, Any]) -> None:

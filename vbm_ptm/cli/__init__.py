@@ -3,7 +3,7 @@
 application   all commands by name, and what a failure looks like
 options       options that several commands share
 training      train, study
-finished      evaluate, predict, export, extend: what is done with a run
+finished      evaluate, predict, export, extend, diff: what is done with a run
 inspection    list, check, split: what is looked up, or settled, before one
 printing      tables and JSON on standard output
 """

@@ -194,3 +194,27 @@ def extend(
 
 def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f} %"
+
+
+def diff(
+    one: Annotated[Path, typer.Argument(help="A run directory.")],
+    two: Annotated[Path, typer.Argument(help="Another one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show in which settings, versions, images and weights two runs differ."""
+    from vbm_ptm.comparison import compare_runs
+
+    compared = compare_runs(one, two)
+    if as_json:
+        print_json(compared)
+        return
+    from rich.table import Column, Table
+
+    table = Table("", "what", Column(str(one), overflow="fold"), Column(str(two), overflow="fold"))
+    for section, changes in compared.items():
+        for number, (name, values) in enumerate(changes.items()):
+            table.add_row("" if number else section, name, *map(str, values))
+    if table.row_count:
+        stdout().print(table)
+    else:
+        stdout().print("no difference")
