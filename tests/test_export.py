@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -257,3 +258,21 @@ def test_push__says_what_is_missing(
     assert hub.files == {}
     with pytest.raises(UsageError, match="is no exported learner"):
         push(tmp_path, "somebody/digits")
+
+
+def test_load__imports_no_code_because_a_folder_says_so(
+    toy_tree: Callable[..., Tree], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_of_mine.py").write_text(
+        "from vbm_ptm.learners.nearest_mean import NearestMean\n\n\nclass Mine(NearestMean):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run(toy_tree("own_of_mine:Mine"), output=tmp_path / "run")
+    folder = export(tmp_path / "run")
+    assert "import own_of_mine  # the learner's own code" in (folder / "README.md").read_text()
+    assert ModelCard.load(folder / "README.md").data.tags[-1] == "Mine"
+    assert list(predict(folder, images)) == list(predict(tmp_path / "run", images))
+    monkeypatch.delitem(sys.modules, "own_of_mine")
+    with pytest.raises(UsageError, match="If you trust that code, `import own_of_mine`"):
+        load(folder)
+    assert "own_of_mine" not in sys.modules

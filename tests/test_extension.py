@@ -17,6 +17,7 @@ from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.export import export
 from vbm_ptm.extension import default_output, extension_config
+from vbm_ptm.preflight import survey
 from vbm_ptm.stored_learner import evaluate, evaluate_on, predict
 
 Tree = dict[str, Any]
@@ -67,6 +68,9 @@ def test_extend__once_and_twice_without_what_came_before(
     assert hashes(first) == untouched
     again = compose(config_file=second / "config.yaml").validate()
     assert again.model_dump() == config.model_dump()
+    facts = survey(compose(config_file=second / "config.yaml")).facts
+    assert (facts["tasks"], facts["training images per task"]) == ("2 classes", "12")
+    assert facts["steps"] == result["task_records"][2]["num_steps"]
     run(again, output=tmp_path / "again")
     file = "checkpoints/task_02/learner.safetensors"
     assert (tmp_path / "again" / file).read_bytes() == (second / file).read_bytes()

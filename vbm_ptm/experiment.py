@@ -61,17 +61,20 @@ class Setup:
     learner: Learner
 
 
-def build(config: RunConfig, *, earlier: Mapping[str, Any] | None = None) -> Setup:
+def build(
+    config: RunConfig, *, earlier: Mapping[str, Any] | None = None, datasets: ImageDatasets | None = None
+) -> Setup:
     """Build the data, the tasks, the transforms and the learner of a configuration.
 
     Args:
         config: The configuration.
         earlier: State of a checkpoint of the run that is extended, or of the extension itself; None looks into the
             run that is extended, if there is one.
+        datasets: The images, if they have been loaded already.
     """
     if config.scenario.extends is not None and earlier is None:
         earlier = extended_checkpoint(config).state
-    datasets = load_image_dataset(config.dataset)
+    datasets = datasets or load_image_dataset(config.dataset)
     if earlier is not None and config.scenario.extends is not None:
         datasets, scenario = _extended(config, datasets, earlier)
         first_task, num_planned = len(scenario.tasks) - 1, earlier["num_planned_tasks"]

@@ -13,12 +13,11 @@ from vbm_ptm.config import ComposedConfig, RunConfig
 from vbm_ptm.config_tree import leaves
 from vbm_ptm.data.datasets import ImageDatasets, load_image_dataset
 from vbm_ptm.data.integrity import shared_images
-from vbm_ptm.data.scenario import Scenario, build_scenario
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.errors import UsageError, some_names, unknown_name
-from vbm_ptm.experiment import build_learner
+from vbm_ptm.experiment import Setup, build
 from vbm_ptm.learners.base import Learner
 
 T = TypeVar("T")
@@ -45,7 +44,7 @@ class Survey:
         try:
             return build()
         except UsageError as error:
-            self.faults += error.problems
+            self.faults += [problem for problem in error.problems if problem not in self.faults]
             return None
 
 
@@ -60,14 +59,14 @@ def survey(composed: ComposedConfig) -> Survey:
     if config is None:
         return found
     datasets = found.attempt(lambda: load_image_dataset(config.dataset))
-    scenario = None if datasets is None else found.attempt(lambda: _scenario(config, datasets))
-    learner = found.attempt(lambda: _learner(config, scenario))
-    if datasets:
+    setup = None if datasets is None else found.attempt(lambda: build(config, datasets=datasets))
+    if datasets is not None:
         _survey_data(found, config, datasets)
-    if datasets and scenario:
-        _survey_tasks(found, config, datasets, scenario)
-    if datasets and scenario and learner:
-        _survey_cost(found, config, datasets, scenario, learner)
+    if setup is None:
+        found.attempt(lambda: _load_weights(config))
+    else:
+        _survey_tasks(found, setup)
+        _survey_cost(found, setup)
     return found
 
 
@@ -90,19 +89,9 @@ def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
     }
 
 
-def _scenario(config: RunConfig, datasets: ImageDatasets) -> Scenario:
-    train = datasets.train
-    return build_scenario(
-        config.scenario, class_names=datasets.class_names, labels=train.labels, domains=train.domains
-    )
-
-
-def _learner(config: RunConfig, scenario: Scenario | None) -> Learner | None:
-    """Build the learner; without tasks look for its weights alone."""
-    if scenario is None:
-        load_vit(config.backbone.name, config.backbone.checkpoint, image_size=config.backbone.image_size)
-        return None
-    return build_learner(config, num_tasks=len(scenario.tasks))
+def _load_weights(config: RunConfig) -> None:
+    backbone = config.backbone
+    load_vit(backbone.name, backbone.checkpoint, image_size=backbone.image_size)
 
 
 def _survey_data(found: Survey, config: RunConfig, datasets: ImageDatasets) -> None:
@@ -153,50 +142,47 @@ def _listed(record: dict[str, Any]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in record["images_per_domain"].items())
 
 
-def _survey_tasks(found: Survey, config: RunConfig, datasets: ImageDatasets, scenario: Scenario) -> None:
-    train, num_views = datasets.train, config.view_batch.num_views
-    samples = [len(scenario.rows_of(task, train.labels, train.domains)) for task in scenario.tasks]
-    batch_size = config.optimization.batch_size
+def _survey_tasks(found: Survey, setup: Setup) -> None:
+    config, benchmark = setup.config, setup.benchmark
+    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
+    tasks = benchmark.scenario.tasks[benchmark.first_task :]  # an extension has the earlier ones behind it
+    domains = [task.domain for task in benchmark.scenario.evaluation_tasks if task.domain is not None]
     found.facts |= {
-        "classes": len(scenario.class_names),
-        "tasks": ", ".join(str(len(task.classes)) for task in scenario.tasks) + " classes",
-        **({"domains in order": ", ".join(names)} if (names := _domains(scenario)) else {}),
-        "training images per task": ", ".join(map(str, samples)),
+        "classes": len(benchmark.scenario.class_names),
+        "tasks": ", ".join(str(len(task.classes)) for task in tasks) + " classes",
+        **({"domains in order": ", ".join(domains)} if domains else {}),
+        "training images per task": ", ".join(str(len(benchmark.training_rows(task))) for task in tasks),
         "learner": f"{config.learner.name}, preset {config.preset}",
         "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
     }
 
 
-def _domains(scenario: Scenario) -> list[str]:
-    return [task.domain for task in scenario.evaluation_tasks if task.domain is not None]
-
-
-def _survey_cost(
-    found: Survey, config: RunConfig, datasets: ImageDatasets, scenario: Scenario, learner: Learner
-) -> None:
-    train = datasets.train
-    samples = [len(scenario.rows_of(task, train.labels, train.domains)) for task in scenario.tasks]
+def _survey_cost(found: Survey, setup: Setup) -> None:
+    config, benchmark, learner = setup.config, setup.benchmark, setup.learner
     parameters: list[dict[str, int]] = []
     stored: list[int] = []
-    for task in scenario.tasks:
+    for task in benchmark.scenario.tasks:
         learner.begin_task(task)
-        parameters.append(parameter_counts(learner))
-        stored.append(_stored_bytes(learner))
+        if task.index >= benchmark.first_task:
+            parameters.append(parameter_counts(learner))
+            stored.append(_stored_bytes(learner))
     is_trained = any(count for name, count in parameters[0].items() if name != "frozen")
+    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
     workloads = [
         training_workload(
             ViewBatchSampler(
-                count, config.optimization.batch_size, config.view_batch.num_views, config.seed, index
+                len(benchmark.training_rows(task)), batch_size, num_views, config.seed, task.index
             ),
             epochs=config.optimization.epochs,
             max_steps=config.trainer.max_steps_per_task,
         )
-        for index, count in enumerate(samples)
+        for task in benchmark.scenario.tasks[benchmark.first_task :]
     ]
     weights = learner.backbone.weights
     keep = config.checkpoint.keep
     keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
-    statistics = 4 * learner.statistics_size(np.bincount(train.labels).tolist())
+    class_sizes = np.bincount(benchmark.class_indices(benchmark.datasets.train))
+    statistics = 4 * learner.statistics_size(class_sizes.tolist())
     memory = max(_training_bytes(config, counts) for counts in parameters)
     found.facts |= {
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",

@@ -7,7 +7,7 @@ config.json         what rebuilds the learner and prepares its images, class nam
 from __future__ import annotations
 
 import hashlib
-import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +27,6 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -139,8 +137,11 @@ def write_portable(
 def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
     """Read and verify a learner; it is on the CPU and in evaluation mode.
 
+    A learner of somebody's own is code that does not come with the folder. It is not imported because a folder, which
+    may be a stranger's, says so: the caller does it first.
+
     Raises:
-        UsageError: Something is missing or damaged, or was written by another version.
+        UsageError: Something is missing or damaged, was written by another version, or needs code of its own.
     """
     file = folder / CONFIG_FILE
     try:
@@ -157,7 +158,14 @@ def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
             f"{folder / WEIGHTS_FILE} is {'damaged' if content else 'missing or empty'}: its SHA-256 is not the one "
             f"in {CONFIG_FILE}. Export the run again, or fetch the file again."
         )
-    found = learner_class(str(config.learner["name"]))
+    name = str(config.learner.get("name"))
+    module, _, own_class = name.partition(":")
+    if own_class and module not in sys.modules:
+        raise UsageError(
+            f"{folder} holds the learner '{name}', whose code does not come with it. If you trust that code, "
+            f"`import {module}` in Python before vbm_ptm.stored_learner.predict."
+        )
+    found = learner_class(name)
     backbone = build_vit(config.backbone, preprocessing=config.preprocessing)
     with seeded(0):  # drawn, and overwritten
         learner = found(

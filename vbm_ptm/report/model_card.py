@@ -36,31 +36,19 @@ def model_card(
         base_license: Their license, if it is known.
         hub_dataset: The data set's repository on the hub, if it has one.
     """
-    is_listed = base_license is not None and _LICENSE_ID.fullmatch(base_license) is not None
-    accuracy = matrix.last()
-    results = [
-        EvalResult(
-            task_type="image-classification",
-            dataset_type=hub_dataset or facts["dataset"],
-            dataset_name=facts["dataset"],
-            metric_type="accuracy",
-            metric_name="top-1 over all seen classes",
-            metric_value=accuracy,
-        )
-    ]
-    metadata = ModelCardData(
-        license=base_license if is_listed else "other",
-        license_name=None if is_listed else "as-the-pre-trained-weights",
-        library_name="vbm_ptm",
-        pipeline_tag="image-classification",
-        tags=["continual-learning", "vision-transformer", facts["learner"].rpartition(":")[2]],
+    metadata = _metadata(
+        facts,
+        title=title,
+        accuracy=matrix.last(),
         base_model=base_model,
-        datasets=[hub_dataset] if hub_dataset else None,
-        metrics=["accuracy"],
-        model_name=title,
-        eval_results=results if accuracy is not None else None,
+        base_license=base_license,
+        hub_dataset=hub_dataset,
     )
     shown = {**facts, "license of the pre-trained weights": base_license or "not known"}
+    module, _, own_class = facts["learner"].partition(":")
+    own_code = (
+        f"import {module}  # the learner's own code, which is not in this folder\n" if own_class else ""
+    )
     return f"""---
 {metadata.to_yaml()}
 ---
@@ -73,7 +61,7 @@ It was made with vbm_ptm and is not told the task of an image.
 ## Use
 
 ```python
-from vbm_ptm.stored_learner import predict
+{own_code}from vbm_ptm.stored_learner import predict
 
 folder, images = ".", ["photo.jpg"]  # this folder; from the hub: huggingface_hub.snapshot_download(NAME)
 for image in predict(folder, images, top_k=3):
@@ -95,6 +83,40 @@ Top-1 accuracy in percent over all classes seen so far, on the test images.
 It knows the classes above and nothing else: every image gets one of their names. The license named here is that of the
 pre-trained weights; the training images may have terms of their own.
 """
+
+
+def _metadata(
+    facts: Mapping[str, Any],
+    *,
+    title: str,
+    accuracy: float | None,
+    base_model: str | None,
+    base_license: str | None,
+    hub_dataset: str | None,
+) -> ModelCardData:
+    is_listed = base_license is not None and _LICENSE_ID.fullmatch(base_license) is not None
+    results = [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=hub_dataset or facts["dataset"],
+            dataset_name=facts["dataset"],
+            metric_type="accuracy",
+            metric_name="top-1 over all seen classes",
+            metric_value=accuracy,
+        )
+    ]
+    return ModelCardData(
+        license=base_license if is_listed else "other",
+        license_name=None if is_listed else "as-the-pre-trained-weights",
+        library_name="vbm_ptm",
+        pipeline_tag="image-classification",
+        tags=["continual-learning", "vision-transformer", facts["learner"].rpartition(":")[2]],
+        base_model=base_model,
+        datasets=[hub_dataset] if hub_dataset else None,
+        metrics=["accuracy"],
+        model_name=title,
+        eval_results=results if accuracy is not None else None,
+    )
 
 
 def _results(matrix: AccuracyMatrix, tasks: Sequence[Sequence[str]]) -> str:
