@@ -18,8 +18,16 @@ from typing import Annotated, Any
 import typer
 
 from vbm_ptm.cli import run_application
-from vbm_ptm.cli.options import DeviceName, Overrides, all_overrides, integers
-from vbm_ptm.cli.printing import stdout
+from vbm_ptm.cli.options import (
+    DeviceName,
+    DryRun,
+    ImagesPerSecond,
+    Overrides,
+    Shard,
+    all_overrides,
+    integers,
+)
+from vbm_ptm.cli.printing import show_plan, stdout
 from vbm_ptm.errors import UsageError, unknown_name
 
 PRESET = "paper"
@@ -51,14 +59,12 @@ def reproduce(
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option(help="Folder of all run directories.")] = Path("runs/paper"),
     device: DeviceName = None,
-    shard: Annotated[str | None, typer.Option(help="Part of the runs: 2/8 is the second of eight.")] = None,
+    shard: Shard = None,
     budget_hours: Annotated[
         float | None, typer.Option(min=0, help="Only what is estimated to fit, most informative runs first.")
     ] = None,
-    images_per_second: Annotated[
-        float, typer.Option(min=1e-3, help="Training images a second on your device, for the estimates.")
-    ] = 300.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run nothing: show the runs and costs.")] = False,
+    images_per_second: ImagesPerSecond = 300.0,
+    dry_run: DryRun = False,
     collect: Annotated[bool, typer.Option("--collect", help="Run nothing: make the table.")] = False,
 ) -> None:
     """Run the table of the paper on pre-trained models, or a part of it, and set it beside the published one."""
@@ -219,19 +225,15 @@ class Kit:
             listed: Runs.
             is_assumed: Go by the published counts in any case.
         """
-        from vbm_ptm.estimates import estimate, even_outline, read_outline
+        from vbm_ptm.estimates import estimate_all, even_outline, read_outline
 
-        outlines: dict[str, Any] = {}
-        for item in listed:
-            if item.benchmark in outlines:
-                continue
-            if self.has_data(item.benchmark) and not is_assumed:
-                outlines[item.benchmark] = read_outline(item.planned.config.dataset)
-            else:
-                counts = {"num_classes", "num_train", "num_test"}
-                benchmark = self.table.benchmarks[item.benchmark]
-                outlines[item.benchmark] = even_outline(**benchmark.model_dump(include=counts))
-        return [estimate(item.planned.config, outlines[item.benchmark]) for item in listed]
+        def outline_of(spec: Any) -> Any:
+            if self.has_data(spec.name) and not is_assumed:
+                return read_outline(spec)
+            counts = {"num_classes", "num_train", "num_test"}
+            return even_outline(**self.table.benchmarks[spec.name].model_dump(include=counts))
+
+        return estimate_all((item.planned.config for item in listed), outline_of=outline_of)
 
     def has_data(self, benchmark: str) -> bool:
         """Return whether images of a benchmark are at hand; those of the hub are never fetched to be counted."""
@@ -257,52 +259,13 @@ class Kit:
         rate: float,
         finished: set[Path],
     ) -> None:
-        """Print every run with its costs, and what all of them take."""
-        from rich.table import Table
-
-        table = Table(title=f"{len(listed)} runs")
-        for heading in ("run", "order", "tasks", "steps", "images to train on", "hours", "state"):
-            table.add_column(
-                heading, justify="left" if heading in ("run", "state") else "right", no_wrap=True
-            )
-        chosen_folders = {item.planned.output for item in part}
-        for item, estimate in zip(listed, estimates, strict=True):
-            folder = item.planned.output
-            state = (
-                "finished"
-                if folder in finished
-                else "to run"
-                if folder in chosen_folders
-                else "not in this part"
-            )
-            numbers = (estimate.num_tasks, estimate.num_steps, estimate.num_images)
-            cells = [f"{number:,}" for number in numbers]
-            table.add_row(item.planned.label, str(item.order), *cells, f"{estimate.hours(rate):.2f}", state)
-        console = stdout()
-        console.print(table)
-        to_run = [
-            estimate
-            for item, estimate in zip(listed, estimates, strict=True)
-            if item.planned.output in chosen_folders - finished
-        ]
-        for title, group in (("all", estimates), ("to run here", to_run)):
-            steps, images = (
-                sum(getattr(each, name) for each in group) for name in ("num_steps", "num_images")
-            )
-            hours = sum(each.hours(rate) for each in group)
-            console.print(
-                f"{title}: {len(group)} runs, {steps:,} steps, {images:,} images to train on, {hours:.1f} hours",
-                soft_wrap=True,
-            )
-        console.print(
-            f"Hours are estimated at {rate:g} training images a second (--images-per-second); an image that is only "
-            "looked at, for a test or for features, counts as a third.",
-            soft_wrap=True,
-        )
+        """Print every run with its costs, what all of them take, and what was assumed."""
+        runs, part_of = [item.planned for item in listed], {item.planned.output for item in part}
+        show_plan(runs, estimates, images_per_second=rate, part=part_of, finished=finished)
         for benchmark in dict.fromkeys(item.benchmark for item in listed):
             if not self.has_data(benchmark):
                 known = self.table.benchmarks[benchmark]
-                console.print(
+                stdout().print(
                     f"{benchmark}: the images are not at hand (--data {benchmark}=PATH); assumed are {known.origin}: "
                     f"{known.num_train:,} for training, {known.num_test:,} for testing.",
                     soft_wrap=True,

@@ -487,7 +487,15 @@ def test_study__runs_a_file(
         "runs: [{learner: finetune}]\n"
     )
     output = tmp_path / "out"
-    assert main(["study", str(file), "--output", str(output), *tiny]) == 0
+    command = ["study", str(file), "--output", str(output), *tiny]
+    assert main([*command, "--dry-run", "--shard", "2/2", "--images-per-second", "0.001"]) == 0
+    states = [line.split("│")[-2].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert states == ["not in this part", "to run"]
+    assert not output.exists()
+    assert main([*command, "--shard", "3/2"]) == 2
+    assert main([*command, "--shard", "1/2"]) == 0
+    assert "not finished: finetune-num_views=2" in capsys.readouterr().out
+    assert main(command) == 0
     shown = capsys.readouterr().out
     assert "finetune-num_views=1" in shown
     assert "view batch in 'finetune-num_views=2' against one view, 1 pair of equal seeds" in shown

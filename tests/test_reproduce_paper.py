@@ -39,7 +39,7 @@ def listed(shown: str) -> dict[tuple[str, str], list[str]]:
     """Return the cells of every run of a dry run by name and class order."""
     lines = (line.split("│")[1:-1] for line in shown.splitlines() if "│" in line)
     cells = [[cell.strip() for cell in line] for line in lines]
-    return {(name, order): rest for name, order, *rest in cells}
+    return {(name, seeds.partition(", ")[2]): rest for name, seeds, *rest in cells}
 
 
 def to_run(shown: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +74,25 @@ def even_outline(*, num_classes: int, num_train: int, num_test: int) -> DataOutl
     """Return the outline of a data set of which only totals are known: as many images of each class."""
     train, test = (SplitLabels(np.arange(number) % num_classes) for number in (num_train, num_test))
     return DataOutline(tuple(f"class {index}" for index in range(num_classes)), train, test)
+
+
+def estimate_all(
+    configs: Iterable[RunConfig], *, outline_of: Callable[[DatasetSpec], DataOutline] = read_outline
+) -> list[Estimate]:
+    """Return what each run takes; every data set is looked at once.
+
+    Args:
+        configs: The runs.
+        outline_of: Returns what is known of a data set.
+    """
+    outlines: dict[str, DataOutline] = {}
+    estimates = []
+    for config in configs:
+        key = config.dataset.model_dump_json(exclude={"transforms"})
+        if key not in outlines:
+            outlines[key] = outline_of(config.dataset)
+        estimates.append(estimate(config, outlines[key]))
+    return estimates
 
 
 def estimate(config: RunConfig, outline: DataOutline) -> Estimate:

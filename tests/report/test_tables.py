@@ -9,7 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
-from vbm_ptm.report.tables import effect_lines, missing_lines, percent, spread, study_table, task_table
+from vbm_ptm.report.tables import (
+    effect_lines,
+    missing_lines,
+    percent,
+    plan_table,
+    plan_totals,
+    spread,
+    study_table,
+    task_table,
+)
 
 
 def shown(table: Table) -> list[list[str]]:
@@ -116,3 +125,18 @@ def test_task_table__has_no_task_incremental_accuracy_where_tasks_share_classes(
     (task, total) = shown(task_table(matrix, ["clipart"], after=0))
     assert task == ["1: clipart", "2", "50.00", "100.00", "n/a", "n/a"]
     assert total[-2:] == ["n/a", "n/a"]
+
+
+def test_plan_table__shows_costs_and_their_sum() -> None:
+    line = {
+        "label": "slca",
+        "seeds": (1, 2),
+        "num_tasks": 10,
+        "num_steps": 8000,
+        "num_images": 1_000_000,
+        "hours": 0.955,
+        "state": "to run",
+    }
+    assert shown(plan_table([line])) == [["slca", "1, 2", "10", "8,000", "1,000,000", "0.95", "to run"]]
+    assert plan_totals([line, line]) == "2 runs, 16,000 steps, 2,000,000 images to train on, 1.9 hours"
+    assert plan_totals([]) == "0 runs, 0 steps, 0 images to train on, 0.0 hours"

@@ -43,6 +43,13 @@ TaskNumber = Annotated[
     int | None,
     typer.Option("--task", min=1, help="Number of the task after which the learner is taken; the last one."),
 ]
+Shard = Annotated[
+    str | None, typer.Option(help="Part of the runs: 2/8 is the second of eight, of about equal cost.")
+]
+ImagesPerSecond = Annotated[
+    float, typer.Option(min=1e-3, help="Training images a second on your device, for the estimates.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Run nothing: show the runs and what they take.")]
 
 
 def sources_of(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +14,9 @@ from vbm_ptm.errors import TrainingInterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from vbm_ptm.estimates import Estimate
+    from vbm_ptm.study import PlannedRun
 
 
 def stdout() -> Console:
@@ -37,3 +41,46 @@ def how_to_go_on(text: str) -> Iterator[None]:
         yield
     except TrainingInterrupted as interruption:
         raise TrainingInterrupted(interruption.exit_code, f"{interruption}. {text}") from None
+
+
+def show_plan(
+    runs: Sequence[PlannedRun],
+    estimates: Sequence[Estimate],
+    *,
+    images_per_second: float,
+    part: Container[Path],
+    finished: Container[Path],
+) -> None:
+    """Print every run of a study with its costs, and what all of them take.
+
+    Args:
+        runs: All runs.
+        estimates: What each of them takes.
+        images_per_second: Rate of training.
+        part: Directories of the runs that would be done.
+        finished: Directories of those that are done.
+    """
+    from vbm_ptm.report.tables import plan_table, plan_totals
+
+    def state(folder: Path) -> str:
+        return "finished" if folder in finished else "to run" if folder in part else "not in this part"
+
+    lines = [
+        {
+            "label": planned.label,
+            "seeds": planned.seeds,
+            **estimate._asdict(),
+            "hours": estimate.hours(images_per_second),
+            "state": state(planned.output),
+        }
+        for planned, estimate in zip(runs, estimates, strict=True)
+    ]
+    console = stdout()
+    console.print(plan_table(lines))
+    console.print(f"all: {plan_totals(lines)}")
+    console.print(f"to run here: {plan_totals([line for line in lines if line['state'] == 'to run'])}")
+    console.print(
+        f"Hours are estimated at {images_per_second:g} training images a second (--images-per-second); an image that "
+        "is only looked at, for a test or for features, counts as a third.",
+        soft_wrap=True,
+    )

@@ -12,14 +12,17 @@ from vbm_ptm.cli.options import (
     ConfigFile,
     Dataset,
     DeviceName,
+    DryRun,
+    ImagesPerSecond,
     LearnerName,
     Overrides,
     Preset,
+    Shard,
     all_overrides,
     integers,
     sources_of,
 )
-from vbm_ptm.cli.printing import how_to_go_on, stdout
+from vbm_ptm.cli.printing import how_to_go_on, show_plan, stdout
 from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import is_main_process
 
@@ -87,6 +90,9 @@ def study(
     output: Annotated[
         Path | None, typer.Option(help="Folder of all run directories; runs/NAME without it.")
     ] = None,
+    shard: Shard = None,
+    dry_run: DryRun = False,
+    images_per_second: ImagesPerSecond = 300.0,
     collect: Annotated[bool, typer.Option("--collect", help="Run nothing: show what is finished.")] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Show means over tasks and top-5 accuracy as well.")
@@ -95,7 +101,8 @@ def study(
 ) -> None:
     """Run what is not finished of a study and collect it; repeat the command to go on."""
     from vbm_ptm.config_tree import find_config
-    from vbm_ptm.study import collect_finished, execute, plan_study, read_study
+    from vbm_ptm.study import collect_finished, execute, finished_runs, parse_shard, plan_study, read_study
+    from vbm_ptm.study import shard as part_of
 
     folder = output or Path("runs") / file.stem
     planned = plan_study(
@@ -104,8 +111,23 @@ def study(
     if collect:
         _show_study(collect_finished(planned), details=details)
         return
+    part = planned
+    if dry_run or shard is not None:
+        from vbm_ptm.estimates import estimate_all
+
+        estimates = estimate_all(item.config for item in planned)
+        if shard is not None:
+            index, count = parse_shard(shard)
+            costs = [estimate.hours(1) for estimate in estimates]
+            part = part_of(planned, index=index, count=count, costs=costs)
+        if dry_run:
+            chosen, finished = (
+                {item.output for item in some} for some in (part, dict(finished_runs(planned)))
+            )
+            show_plan(planned, estimates, images_per_second=images_per_second, part=chosen, finished=finished)
+            return
     with how_to_go_on("Repeat the command to go on."):
-        collected = execute(planned, output=folder)
+        collected = execute(part, output=folder, study=planned)
     _show_study(collected, details=details)
 
 

@@ -48,6 +48,27 @@ def study_table(collected: Mapping[str, Any], *, details: bool = False) -> Table
     return table
 
 
+def plan_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each planned run: label, seeds, num_tasks, num_steps, num_images, hours and state."""
+    table = Table(title=f"{len(lines)} runs")
+    headings = ("run", "seed, order", "tasks", "steps", "images to train on", "hours", "state")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right", no_wrap=True)
+    for line in lines:
+        counts = (f"{line[name]:,}" for name in ("num_tasks", "num_steps", "num_images"))
+        seeds = ", ".join(map(str, line["seeds"]))
+        table.add_row(line["label"], seeds, *counts, f"{line['hours']:.2f}", line["state"])
+    return table
+
+
+def plan_totals(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Word what several planned runs take together."""
+    steps, images, hours = (
+        sum(line[name] for line in lines) for name in ("num_steps", "num_images", "hours")
+    )
+    return f"{len(lines)} runs, {steps:,} steps, {images:,} images to train on, {hours:.1f} hours"
+
+
 def missing_lines(collected: Mapping[str, Any]) -> list[str]:
     """Return a sentence per run of a study that failed, and one for each label that is not complete."""
     failed = [f"failed: {item['directory']}: {item['problem']}" for item in collected.get("failed", ())]
