@@ -80,7 +80,7 @@ def cifar100_miniature(root: Path, *, num_train: int = 3, num_test: int = 1) -> 
             "coarse_label": [label % 20 for label, _ in rows],
         }
         Dataset.from_dict(columns, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return ["--dataset", "cifar100", "--set", f"dataset.path={folder}"]
+    return _arguments("cifar100", folder)
 
 
 def imagenet_r_miniature(
@@ -95,10 +95,7 @@ def imagenet_r_miniature(
             file = folder / part / name / f"{('art', 'cartoon', 'sketch')[number % 3]}_{number}.jpg"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(picture(index, of=num_classes, number=number))
-    return [
-        *("--dataset", "imagenet_r", "--set", f"dataset.path={folder}"),
-        *(("--set", f"dataset.num_classes={num_classes}") if num_classes != 200 else ()),
-    ]
+    return _arguments("imagenet_r", folder, None if num_classes == 200 else num_classes)
 
 
 def domainnet_miniature(
@@ -118,10 +115,7 @@ def domainnet_miniature(
                 lines["train" if number < num_train else "test"].append(f"{path} {label}\n")
         for split, listed in lines.items():
             (folder / f"{domain}_{split}.txt").write_text("".join(listed))
-    return [
-        *("--dataset", dataset, "--set", f"dataset.path={folder}"),
-        *(("--set", f"dataset.num_classes={num_classes}") if num_classes != 345 else ()),
-    ]
+    return _arguments(dataset, folder, None if num_classes == 345 else num_classes)
 
 
 def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_test: int = 4) -> Path:
@@ -136,3 +130,9 @@ def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_te
                 pixels = np.clip(colour + generator.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
+
+
+def _arguments(dataset: str, folder: Path, num_classes: int | None = None) -> list[str]:
+    settings = {"path": folder, "expected": "null", **({"num_classes": num_classes} if num_classes else {})}
+    options = [word for key, value in settings.items() for word in ("--set", f"dataset.{key}={value}")]
+    return ["--dataset", dataset, *options]

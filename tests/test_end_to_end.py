@@ -88,7 +88,7 @@ def go_from_check_to_extension(
         *(part for setting in settings for part in ("--set", setting)),
     ]
     found = terminal.json("check", *chosen)
-    assert found["classes"] == small.num_classes
+    assert found["facts"]["classes"] == small.num_classes
 
     run = folder / "run"
     terminal("train", *chosen, "--output", run)

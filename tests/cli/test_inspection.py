@@ -34,7 +34,7 @@ def learner(tiny_weights: Path) -> list[str]:
 def domainnet(folder: Path) -> list[str]:
     return [
         *domainnet_miniature(folder, num_classes=4, domains=["clipart", "real", "sketch"]),
-        *("--set", "dataset.expected=null", "--set", "scenario.num_tasks=2"),
+        *("--set", "scenario.num_tasks=2"),
     ]
 
 
@@ -93,10 +93,10 @@ def test_split__writes_what_gives_the_same_split_anywhere(
 ) -> None:
     arguments = imagenet_r_miniature(tmp_path, num_classes=20)
     file = tmp_path / "split.csv"
-    command = ["split", *arguments, "--set", "dataset.expected=null", "--output", str(file)]
+    command = ["split", *arguments, "--output", str(file)]
     assert main([*command, "--test-fraction", "0.5"]) == 0
     written = capsys.readouterr().out
-    again = [*arguments, "--set", f"dataset.split_file={file}", "--set", "dataset.expected=null"]
+    again = [*arguments, "--set", f"dataset.split_file={file}"]
     assert main(["check", *again, *learner, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["facts"]
     assert facts["split SHA-256"] in written
