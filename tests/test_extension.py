@@ -120,6 +120,21 @@ def test_extend__once_and_twice_without_what_came_before(
         evaluate(third, task=2)
 
 
+def test_extend__ends_where_a_run_with_all_tasks_would_have(
+    small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
+) -> None:
+    tree = small_tree("nearest_mean")
+    tree["scenario"]["class_order"] = "natural"
+    run(tree, output=tmp_path / "first")
+    run(extension_config(tmp_path / "first", dataset=str(new_folder)), output=tmp_path / "second")
+    for part in ("train", "test"):
+        shutil.copytree(new_folder / part, tmp_path / "toy" / part, dirs_exist_ok=True)
+    tree["scenario"]["num_tasks"] = 3
+    run(tree, output=tmp_path / "whole")
+    images = sorted((tmp_path / "toy/test").rglob("*.png"))
+    assert list(predict(tmp_path / "second", images)) == list(predict(tmp_path / "whole", images))
+
+
 def test_extend__goes_on_where_it_stopped(
     small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def extend(
     """Add the classes of a data set to a finished run, as one more task, without the earlier images."""
     from vbm_ptm.experiment import run as train
     from vbm_ptm.extension import default_output, extension_config
+    from vbm_ptm.report.tables import percent
 
     config = extension_config(
         run,
@@ -184,16 +185,12 @@ def extend(
         new = ", ".join(result["tasks"][-1]) or "no new class"
         typer.echo(f"task {len(result['tasks'])}: {new}")
         typer.echo(
-            f"accuracy on its test images, over all {len(result['class_names'])} classes: {_percent(own)}"
+            f"accuracy on its test images, over all {len(result['class_names'])} classes, in percent: {percent(own)}"
         )
         typer.echo(
             "earlier tasks: not measured; 'vbm-ptm evaluate RUN --dataset FOLDER' measures their images"
         )
         typer.echo(f"run directory: {folder}")
-
-
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f} %"
 
 
 def diff(
