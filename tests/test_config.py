@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.config import compose
 from vbm_ptm.config_tree import as_text, differences, list_configs, parse_override, read_yaml
+from vbm_ptm.data.scenario import build_scenario
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.registry import list_learners
 from vbm_ptm.run_directory import RunDirectory
@@ -487,3 +489,36 @@ def test_validate__takes_a_single_tracker_by_its_name(given: str) -> None:
     assert config.trainer.trackers == ("tensorboard",)
     with pytest.raises(UsageError, match=r"trainer\.trackers.*Input should be 'tensorboard' or 'wandb'"):
         compose(dataset="digits", learner="slca", overrides=["trainer.trackers=tensorbord"]).validate()
+
+
+def test_compose__a_data_set_may_build_on_another_one(tmp_path: Path) -> None:
+    domains = compose(dataset="domainnet_domains", learner="s_iprompt").validate()
+    classes = compose(dataset="domainnet", learner="s_iprompt").validate()
+    assert domains.dataset == classes.dataset
+    assert (classes.scenario.kind, classes.scenario.num_tasks) == ("class_incremental", 5)
+    assert (domains.scenario.kind, domains.scenario.num_tasks) == ("domain_incremental", None)
+    composed = compose(dataset="domainnet_domains", learner="s_iprompt")
+    assert str(composed.origin("dataset.layout")).endswith("domainnet.yaml")
+    assert str(composed.origin("scenario.kind")).endswith("domainnet_domains.yaml")
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: domainnets\ndataset: {name: mine}\n")
+    with pytest.raises(UsageError, match=r"unknown configuration file 'datasets/domainnets\.yaml'"):
+        compose(dataset=str(file), learner="s_iprompt")
+    file.write_text("base: [domainnet]\n")
+    with pytest.raises(UsageError, match="base is a single setting"):
+        compose(dataset=str(file), learner="s_iprompt")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_classes", "sizes"),
+    [("cifar100", 100, [10] * 10), ("imagenet_r", 200, [20] * 10), ("domainnet", 345, [69] * 5)],
+)
+def test_configs__cut_the_benchmarks_as_published(dataset: str, num_classes: int, sizes: list[int]) -> None:
+    config = compose(dataset=dataset, learner="slca", preset="paper").validate()
+    assert config.dataset.num_classes == num_classes
+    assert config.scenario.class_order_seed == 1993
+    names = [f"{index}" for index in range(num_classes)]
+    scenario = build_scenario(config.scenario, class_names=names, labels=np.arange(num_classes))
+    assert [len(task.classes) for task in scenario.tasks] == sizes
+    first = np.random.RandomState(1993).permutation(num_classes)[: sizes[0]]
+    assert [int(scenario.class_names[index]) for index in scenario.tasks[0].classes] == first.tolist()

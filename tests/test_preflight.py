@@ -208,6 +208,20 @@ def test_survey__knows_domainnet_and_which_domains_are_there(
     assert chosen.facts["training images per domain"] == "real 7"
 
 
+def test_survey__the_split_depends_on_no_seed(
+    imagenet_r_arguments: list[str], toy_tree: Callable[..., Tree], tmp_path: Path
+) -> None:
+    tree = toy_tree("nearest_mean")
+    del tree["dataset"], tree["scenario"]
+    file = as_file(tree, tmp_path)
+    hashes: set[str] = set()
+    for seeds in (["seed=1"], ["seed=2", "scenario.class_order_seed=1996"]):
+        overrides = [*imagenet_r_arguments[3::2], "dataset.verify=none", *seeds]
+        found = survey(compose(dataset="imagenet_r", config_file=file, overrides=overrides))
+        hashes.add(found.facts["split SHA-256"])
+    assert len(hashes) == 1
+
+
 def test_explain_setting__names_value_and_source() -> None:
     sources: dict[str, Any] = {
         "dataset": "cifar100",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.experiment import Setup, build
 from vbm_ptm.learners.base import Learner
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -110,6 +113,7 @@ def _survey_data(found: Survey, config: RunConfig, datasets: ImageDatasets) -> N
     if shared:
         pairs = some_names((f"{other} = {one}" for one, other in shared), limit=5)
         found.warnings.append(f"{len(shared)} test images are also training images, byte for byte: {pairs}")
+        logger.warning("%s: %s", config.dataset.name, found.warnings[-1])
     found.data["shared_images"] = [list(pair) for pair in shared]
     found.facts |= {
         "data set": config.dataset.name,
