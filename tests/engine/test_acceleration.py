@@ -199,15 +199,16 @@ def _write_alone(rank: int, port: int) -> None:
         "MASTER_PORT": port,
     }
     os.environ.update({name: str(value) for name, value in names.items()})
-    accelerator = build_accelerator(device="cpu", rank_timeout=timedelta(seconds=1))
+    accelerator = build_accelerator(device="cpu", rank_timeout=timedelta(seconds=6))
     assert accelerator.num_processes == 2
-    for _ in range(2):
-        if accelerator.is_main_process:
-            time.sleep(2.5)
-        wait_for_ranks(accelerator)
+    if accelerator.is_main_process:
+        time.sleep(9)
+    wait_for_ranks(accelerator)
     accelerator.wait_for_everyone()  # what was waited for alone has left the ranks together
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
 def test_wait_for_ranks__outlasts_the_limit_of_the_process_group(free_port: int) -> None:
     torch.multiprocessing.start_processes(_write_alone, args=(free_port,), nprocs=2, start_method="fork")
