@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -317,7 +318,7 @@ def test_train__stops_after_a_task_as_planned_and_goes_on(
     command = training(named_folder, tiny, "--output", str(output), learner="nearest_mean")
     assert main([*command, "--stop-after-task", "2"]) == 0
     stopped = capsys.readouterr().err
-    assert "stopped after task 2 as planned; 2 finished tasks are saved" in stopped
+    assert "stopped after task 2 as planned; 2 of 3 tasks are finished, saved in" in stopped
     assert "--resume" in stopped
     assert result_of(output)["status"] == "interrupted"
     assert main(["evaluate", str(output), "--json"]) == 0
@@ -350,7 +351,9 @@ def test_train__is_interrupted_by_ctrl_c_with_a_learner_of_the_users_own(
     name = "impatient_learner:Impatient"
     handler = signal.getsignal(signal.SIGINT)
     assert main(training(named_folder, tiny, "--output", str(output), learner=name)) == 130
-    assert "stopped by SIGINT; 1 finished tasks are saved" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "stopped by SIGINT; 1 of 3 tasks are finished, task 2 after 1 of " in said
+    assert f"saved in {output}. Go on with the same command and --resume." in said
     assert result_of(output)["status"] == "interrupted"
     assert len(result_of(output)["task_records"]) == 1
     assert signal.getsignal(signal.SIGINT) is handler
@@ -376,7 +379,8 @@ def test_train__is_saved_when_terminated(
         os.killpg(process.pid, signal.SIGTERM)  # as a batch system does: to the workers as well
         assert process.wait(60) == 143
     said = (tmp_path / "stderr").read_text()
-    assert "stopped by SIGTERM; 0 finished tasks are saved" in said
+    assert re.search(r"stopped by SIGTERM; 0 of 3 tasks are finished, task 1 after \d+ of 100000 steps", said)
+    assert len(list((output / "checkpoints").glob("last_*"))) in (1, 2)
     assert "Traceback" not in said
     result = result_of(output)
     assert result["status"] == "interrupted"

@@ -77,14 +77,12 @@ def test_claimed__never_leaves_half_a_configuration(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
-    write = Path.write_text
 
-    def half(path: Path, text: str, **options: Any) -> int:
-        write(path, text[:40], **options)
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", half)
+        patched.setattr("vbm_ptm.engine.durable_files.os.fsync", full)
         with pytest.raises(OSError, match="No space left"), directory.claimed(config, resume=False):
             pytest.fail("claimed without a configuration")
     assert not (directory.path / "config.yaml").exists()

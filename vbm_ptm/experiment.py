@@ -34,10 +34,12 @@ from vbm_ptm.engine.acceleration import (
     start_trackers,
     wait_for_ranks,
 )
-from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, restore, task_from, write_json
+from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore, task_from
+from vbm_ptm.engine.durable_files import write_json
 from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
+from vbm_ptm.engine.save_schedule import SaveSchedule
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
@@ -158,6 +160,7 @@ def run(
     *,
     output: Path | str,
     resume: bool = False,
+    skip_damaged: bool = False,
     stop_after_task: int | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate a learner; return what ``result.json`` holds.
@@ -165,7 +168,8 @@ def run(
     Args:
         config: A configuration, or its tree (``compose`` fills in what the data set's and learner's files say).
         output: The run directory; it must not exist unless ``resume``.
-        resume: Go on after the last finished task, or return the result of a finished run.
+        resume: Go on from the newest checkpoint, or return the result of a finished run.
+        skip_damaged: Go on from the newest whole checkpoint of this run; what comes after it is removed.
         stop_after_task: Stop, saved, once so many tasks are finished.
 
     Raises:
@@ -186,7 +190,8 @@ def run(
         directory=directory.path,
         rank_timeout=timedelta(minutes=config.trainer.rank_timeout_minutes),
     )
-    own = CheckpointStore(directory.path / "checkpoints").read()
+    is_extension = config.scenario.extends is not None
+    own = CheckpointStore(directory.path / "checkpoints").read() if is_extension else None
     setup = build(config, earlier=own.state if own else None)
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
@@ -196,19 +201,29 @@ def run(
         if accelerator.is_main_process and config.scenario.extends is not None:
             directory.carry_over(RunDirectory(config.scenario.extends))
         wait_for_ranks(accelerator)
-        return _train(setup, directory, accelerator, StopRequest(stop_after_task))
+        return _train(setup, directory, accelerator, StopRequest(stop_after_task), skip_damaged=skip_damaged)
 
 
 def _train(
-    setup: Setup, directory: RunDirectory, accelerator: Accelerator, stop: StopRequest
+    setup: Setup,
+    directory: RunDirectory,
+    accelerator: Accelerator,
+    stop: StopRequest,
+    *,
+    skip_damaged: bool,
 ) -> dict[str, Any]:
     """Train from the newest checkpoint on, if there is one; write and return the result, whatever happens."""
     config, is_main, started = setup.config, accelerator.is_main_process, time.monotonic()
-    store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep)
-    checkpoint = store.read()
+    tree = config.model_dump(mode="json")
+    store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep, config=tree)
+    checkpoint = _newest_checkpoint(store, setup, directory, skip_damaged=skip_damaged)
+    optimizer = checkpoint.optimizer_tensors() if checkpoint else {}
     if checkpoint:
         # Before the log is cut: what is refused changes nothing.
         restore_checked(setup, checkpoint, is_resumed=True)
+    wait_for_ranks(accelerator)  # all have read what rank 0 may now remove
+    if is_main:
+        store.go_on_from(checkpoint)
     position = checkpoint.state["log_position"] if checkpoint else 0
     log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
     trainer = Trainer(
@@ -223,12 +238,12 @@ def _train(
         seed=config.seed,
         log=log,
         store=store if is_main else None,
+        schedule=SaveSchedule(config.checkpoint.every),
         stop=stop,
     )
     if checkpoint:
-        trainer.load_state(checkpoint.state)
-        done, planned = checkpoint.task_index + 1, len(setup.benchmark.scenario.tasks)
-        logger.info("going on after task %d of %d", done, planned)
+        trainer.load_state(checkpoint.state, optimizer)
+        logger.info("going on: %s", trainer.progress())
     for line in banner(setup, accelerator):
         logger.info(line)
     for problem in launch_problems(
@@ -242,19 +257,15 @@ def _train(
             epochs,
             num_views,
         )
-    start_trackers(accelerator, dict(leaves(config.model_dump(mode="json"))))
+    start_trackers(accelerator, dict(leaves(tree)))
     status = "failed"
     try:
         with stop.listening():
-            try:
-                trainer.fit()
-            except RuntimeError:
-                stop.check()  # a signal to the whole process group has ended the loader's workers too
-                raise
+            trainer.fit()
         status = "finished"
     except TrainingInterrupted as interruption:
         status = "interrupted"
-        saved = f"{len(trainer.records)} finished tasks are saved in {directory.path}"
+        saved = f"{trainer.progress()}, saved in {directory.path}"
         raise TrainingInterrupted(interruption.exit_code, f"{interruption}; {saved}") from None
     finally:
         log.close()
@@ -263,6 +274,33 @@ def _train(
         if is_main:
             write_json(directory.path / "result.json", result)
     return result
+
+
+def _newest_checkpoint(
+    store: CheckpointStore, setup: Setup, directory: RunDirectory, *, skip_damaged: bool
+) -> Checkpoint | None:
+    """Return the newest checkpoint of the run, verified; None if it has none.
+
+    Raises:
+        UsageError: It is damaged or that of another run, or all are.
+    """
+    paths = store.newest_first()
+    for path in paths:
+        try:
+            checkpoint = read_checkpoint(path)
+            checkpoint.verify()
+            if (
+                checkpoint.task_index >= setup.benchmark.first_task
+            ):  # those before are of the run that is extended
+                directory.check_same_run(checkpoint.state["config"], setup.config, what=str(path))
+            return checkpoint
+        except UsageError as error:
+            if not skip_damaged:
+                raise
+            logger.warning("left out: %s", error)
+    if paths:
+        raise UsageError(f"no checkpoint in {store.directory} can be used; start anew with another --output.")
+    return None
 
 
 def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = False) -> None:

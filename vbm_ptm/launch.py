@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
 
 # Where MPI and Slurm say how many processes they have started, which may be copies that do not know each other.
 _NUM_COPIES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -22,6 +27,20 @@ def num_nodes() -> int:
     """Return on how many machines the ranks run, as far as the launcher says."""
     each = _integer("LOCAL_WORLD_SIZE") or num_processes()
     return _integer("GROUP_WORLD_SIZE") or -(-num_processes() // each)
+
+
+def follow_launcher() -> None:
+    """Ask for SIGTERM when the launcher ends, which otherwise may leave a training behind that nobody knows of.
+
+    Does nothing without a launcher, and where the system cannot do it (elsewhere than on Linux).
+    """
+    is_launched = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"))
+    if sys.platform != "linux" or not is_launched:
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != launcher:  # it ended in between
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:

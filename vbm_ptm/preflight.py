@@ -197,6 +197,9 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         "memory for weights, gradients and optimizer": _size(memory),
         "disk for checkpoints": _size(sum(stored if keeps_all else stored[-2:]) + statistics),
         "of it for class statistics": _size(statistics),
+        "disk in addition while a task is trained": _size(
+            _position_bytes(config, parameters[-1], stored[-1])
+        ),
     }
 
 
@@ -218,6 +221,13 @@ def _stored_bytes(learner: Learner) -> int:
         for name, tensor in learner.state_dict().items()
         if not (learner.backbone_is_frozen and name.startswith("backbone."))
     )
+
+
+def _position_bytes(config: RunConfig, parameters: dict[str, int], stored: int) -> int:
+    """Two checkpoints inside a task and a third that is being written, each with the optimizer's averages."""
+    averages = 1 if config.optimization.optimizer == "sgd" else 2
+    trained = sum(count for name, count in parameters.items() if name != "frozen")
+    return 3 * (stored + 4 * averages * trained) if trained else 0
 
 
 def _size(num_bytes: int) -> str:

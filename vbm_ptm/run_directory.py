@@ -12,16 +12,18 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from vbm_ptm.config import ComposedConfig, RunConfig
 from vbm_ptm.config_tree import differences, parse_override, read_yaml
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore
+from vbm_ptm.engine.durable_files import remove_partials, write_file
 from vbm_ptm.errors import UsageError
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
@@ -33,9 +35,11 @@ PLACES = ("dataset.path", "backbone.checkpoint")
 # Settings of a stored run that may be given anew where it is used.
 FREE_IN_USE = (*PLACES, "dataset.verify", "data.", "device")
 
-_PARTIAL = ".config.yaml.partial"
 _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
-_NO_RUN_YET = {".lock", _PARTIAL}
+_NO_RUN_YET = {".lock", ".config.yaml.partial"}
+
+# Seconds in which loader workers notice that their run is dead.
+_WORKERS_END = 15.0
 
 
 class RunDirectory:
@@ -159,20 +163,17 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--output {self.path} cannot be made: {error.strerror}.") from error
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with (self.path / ".lock").open("a+") as lock:
+            if not _take_lock(lock):
                 raise UsageError(
                     f"{self.path} is in use by another run; wait for it or give another --output."
-                ) from None
+                )
             self.check(config, resume=resume)
+            remove_partials(self.path)
             if not (self.path / "config.yaml").exists():
                 text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-                # Written apart: a full disk must not leave half a configuration that --resume then refuses.
-                partial = self.path / _PARTIAL
-                partial.write_text(text, encoding="utf-8")
-                partial.replace(self.path / "config.yaml")
+                # A full disk must not leave half a configuration that --resume then refuses.
+                write_file(self.path / "config.yaml", text.encode())
             yield
 
     def carry_over(self, source: RunDirectory) -> None:
@@ -185,7 +186,8 @@ class RunDirectory:
         shutil.copyfile(source.path / "log.jsonl", self.path / "log.jsonl")
         partial = self.path / _PARTIAL_CHECKPOINTS
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source.path / "checkpoints", partial)
+        inside_tasks = shutil.ignore_patterns("last_*", ".*")
+        shutil.copytree(source.path / "checkpoints", partial, ignore=inside_tasks)
         partial.rename(self.path / "checkpoints")
 
     def _require_config(self) -> Path:
@@ -194,11 +196,28 @@ class RunDirectory:
             raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
         return file
 
+    def check_same_run(self, stored: Mapping[str, Any], config: RunConfig, *, what: str) -> None:
+        """Make sure that a part of the directory belongs to a run with this configuration.
+
+        Args:
+            stored: The configuration that it was written with, as JSON values.
+            config: That of the run.
+            what: The part, for the message.
+
+        Raises:
+            UsageError: It belongs to another run.
+        """
+        composed = ComposedConfig()
+        composed.merge(stored, what)
+        lines = _differing(composed.validate(), config, free=(*FREE_ON_RESUME, *PLACES))
+        if lines:
+            raise UsageError(
+                f"{what} belongs to another run, of another configuration (stored against given): {_some(lines)}. "
+                "To go on from the checkpoint before it, give --resume --skip-damaged."
+            )
+
     def _differences(self, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
-        stored = self.config().model_dump(mode="json")
-        return [
-            line for line in differences(stored, config.model_dump(mode="json")) if not line.startswith(free)
-        ]
+        return _differing(self.config(), config, free=free)
 
     def _refuse(self, lines: Sequence[str]) -> None:
         if lines:
@@ -211,3 +230,40 @@ class RunDirectory:
 def _some(lines: Sequence[str], limit: int = 10) -> str:
     rest = f"; and {len(lines) - limit} more" if len(lines) > limit else ""
     return "; ".join(lines[:limit]) + rest
+
+
+def _differing(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
+    """Return a line for every setting that differs and may not."""
+    lines = differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+    return [line for line in lines if not line.startswith(free)]
+
+
+def _take_lock(lock: IO[str]) -> bool:
+    """Lock a file for this process and write its number there; return whether nobody else holds it.
+
+    Loader workers share the lock of the run that started them. Where that run was killed, they end in seconds.
+    """
+    patience = time.monotonic() + _WORKERS_END
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            if time.monotonic() > patience or _is_alive(lock.read()):
+                return False
+            time.sleep(0.1)
+        else:
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            return True
+
+
+def _is_alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, PermissionError):
+        return True  # not known, or somebody else's
+    except ProcessLookupError:
+        return False
+    return True

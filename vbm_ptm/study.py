@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from vbm_ptm.config import ComposedConfig, RunConfig, compose, problem_messages
 from vbm_ptm.config_tree import nested, read_yaml
-from vbm_ptm.engine.checkpoint import write_json
+from vbm_ptm.engine.durable_files import write_json
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes

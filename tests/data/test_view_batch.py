@@ -486,18 +486,20 @@ class TestTrainLoader:
         for worker in workers:
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGINT)  # also while they start
+            os.kill(worker.pid, signal.SIGTERM)
         (expected,) = epochs_of(loader_of(build()), 1)
         assert are_equal(batches, expected)
         for worker in workers:
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGINT)
+            os.kill(worker.pid, signal.SIGTERM)
         assert are_equal(epochs_of(loader, 1)[0], expected)
         assert len(workers) == 2
         assert all(worker.is_alive() for worker in workers)
 
     def test_train_loader__leaves_interrupts_of_the_main_process_as_they_are(self, build: Any) -> None:
         iter(loader_of(build(), config=TWO_WORKERS))
-        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     def test_train_loader__starts_no_more_workers_than_it_has_steps(self, build: Any) -> None:
         before = set(multiprocessing.active_children())

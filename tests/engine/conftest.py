@@ -27,10 +27,11 @@ from vbm_ptm.data.scenario import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig
 from vbm_ptm.engine.acceleration import Precision, build_accelerator
-from vbm_ptm.engine.checkpoint import CheckpointStore
+from vbm_ptm.engine.checkpoint import CheckpointStore, read_checkpoint, restore
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.save_schedule import SaveSchedule
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer, TrainerConfig
 from vbm_ptm.learners import create_learner
@@ -185,7 +186,10 @@ class Run:
 
 @pytest.fixture
 def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Return a function that builds a trainer: 2 epochs of SGD, 8 images a step, one view."""
+    """Return a function that builds a trainer: 2 epochs of SGD, 8 images a step, one view.
+
+    With ``goes_on`` the learner goes on from the newest checkpoint of an earlier run of that name.
+    """
 
     logs: list[RunLog] = []
 
@@ -201,15 +205,21 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         max_steps_per_task: int | None = None,
         mixed_precision: Precision = "no",
         stop_after_task: int | None = None,
+        every: str = "task",
+        goes_on: bool = False,
         **optimization: Any,
     ) -> Run:
         directory = tmp_path / name
-        directory.mkdir()
+        directory.mkdir(exist_ok=goes_on)
         accelerator = build_accelerator(device="cpu", mixed_precision=mixed_precision)
         stop = StopRequest(stop_after_task)
-        log = RunLog(directory / "log.jsonl")
-        logs.append(log)
         store = CheckpointStore(directory / "checkpoints")
+        checkpoint = read_checkpoint(store.newest_first()[0]) if goes_on else None
+        if checkpoint:
+            restore(learner, checkpoint)
+            store.go_on_from(checkpoint)
+        log = RunLog(directory / "log.jsonl", position=checkpoint.state["log_position"] if checkpoint else 0)
+        logs.append(log)
         trainer = Trainer(
             learner,
             benchmark=benchmark,
@@ -226,8 +236,11 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             seed=seed,
             log=log,
             store=store,
+            schedule=SaveSchedule(every),
             stop=stop,
         )
+        if checkpoint:
+            trainer.load_state(checkpoint.state, checkpoint.optimizer_tensors())
         return Run(trainer, accelerator, stop, log, directory / "log.jsonl", store)
 
     yield make

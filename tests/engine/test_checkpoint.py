@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +18,7 @@ from safetensors import safe_open
 
 from vbm_ptm.backbones.vit import WeightsRecord
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore, restore, write_json
+from vbm_ptm.engine.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore, read_checkpoint, restore
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
@@ -111,8 +113,10 @@ def test_checkpoint__holds_safetensors_and_json_only(new_learner: NewLearner, tm
     assert list(files_under(tmp_path)) == [
         "statistics/task_00.safetensors",
         "statistics/task_01.safetensors",
+        "task_00/SHA256SUMS",
         "task_00/learner.safetensors",
         "task_00/state.json",
+        "task_01/SHA256SUMS",
         "task_01/learner.safetensors",
         "task_01/state.json",
     ]
@@ -179,55 +183,77 @@ def test_checkpoint__refuses_other_weights(new_learner: NewLearner, tmp_path: Pa
         assert other.tasks == []
 
 
-@pytest.mark.parametrize("file", ["task_01/learner.safetensors", "statistics/task_00.safetensors"])
-@pytest.mark.parametrize("damage", ["bit", "truncated", "empty", "missing"])
+FILES = [
+    "task_01/learner.safetensors",
+    "task_01/state.json",
+    "task_01/SHA256SUMS",
+    "statistics/task_00.safetensors",
+]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "damage", ["first bit", "middle bit", "last bit", "truncated", "half", "empty", "missing"]
+)
 def test_checkpoint__names_the_damaged_file(
     new_learner: NewLearner, tmp_path: Path, file: str, damage: str
 ) -> None:
     store = saved_run(new_learner, tmp_path)
+    read(store).verify()
     path = tmp_path / file
     content = bytearray(path.read_bytes())
-    if damage == "bit":
-        content[-1] ^= 1
+    places = {"first bit": 0, "middle bit": len(content) // 2, "last bit": -1}
+    if damage in places:
+        content[places[damage]] ^= 1
         path.write_bytes(content)
-    elif damage == "truncated":
-        path.write_bytes(content[:-1])
-    elif damage == "empty":
-        path.write_bytes(b"")
-    else:
+    elif damage == "missing":
         path.unlink()
-    checkpoint = read(store)
-    learner = new_learner("nearest_mean")
-    word = "damaged" if damage in ("bit", "truncated") else "missing or empty"
-    with pytest.raises(UsageError, match=f"{file.split('/')[1]} is {word}"):
-        restore(learner, checkpoint)
-    assert learner.tasks == []
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"format_version": 1', "null", "[1]", None])
-def test_read__names_an_unreadable_state(
-    new_learner: NewLearner, tmp_path: Path, content: str | None
-) -> None:
-    store = saved_run(new_learner, tmp_path)
-    state = tmp_path / "task_01" / "state.json"
-    if content is None:
-        state.unlink()
     else:
-        state.write_text(content)
-    with pytest.raises(UsageError, match=r"task_01 cannot be read.*Remove it"):
-        store.read()
+        path.write_bytes(content[: {"truncated": -1, "half": len(content) // 2, "empty": 0}[damage]])
+    # Damaged sums speak of the files whose sums they are.
+    named = r"\S+" if "SUMS" in file else file
+    word = "missing or empty" if damage in ("missing", "empty") else "damaged"
+    word = r"(damaged|missing or empty)" if "SUMS" in file else word
+    learner = new_learner("nearest_mean")
+    with pytest.raises(UsageError, match=rf"{named} is {word}.*--resume --skip-damaged"):
+        read(store).verify()
+    with pytest.raises(UsageError):
+        restore(learner, read(store))
+    assert learner.tasks == []
     assert read(store, 0).task_index == 0
 
 
-@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, None])
-def test_read__refuses_another_format(new_learner: NewLearner, tmp_path: Path, version: int | None) -> None:
+def test_verify__says_which_files_do_not_belong_there(
+    new_learner: NewLearner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = saved_run(new_learner, tmp_path)
-    state = tmp_path / "task_01" / "state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"format_version": version}))
+    (tmp_path / "task_01" / "random_states_0.pkl").write_bytes(b"")
+    read(store).verify()
+    assert "random_states_0.pkl" in caplog.text
+
+
+def rewrite_state(directory: Path, **changes: Any) -> None:
+    """Change a state as somebody would who also writes its sum anew."""
+    state, sums = directory / "state.json", directory / "SHA256SUMS"
+    before = hashlib.sha256(state.read_bytes()).hexdigest()
+    state.write_text(json.dumps(json.loads(state.read_text()) | changes))
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(state.read_bytes()).hexdigest()))
+
+
+@pytest.mark.parametrize("version", [0, 3, FORMAT_VERSION + 1])
+@pytest.mark.parametrize("has_sums", [True, False])
+def test_read__refuses_another_format(
+    new_learner: NewLearner, tmp_path: Path, version: int, has_sums: bool
+) -> None:
+    store = saved_run(new_learner, tmp_path)
+    rewrite_state(tmp_path / "task_01", format_version=version)
+    if not has_sums:  # as before version 4
+        (tmp_path / "task_01" / "SHA256SUMS").unlink()
     with pytest.raises(
         UsageError, match=f"format version {version}; this version of vbm_ptm reads version {FORMAT_VERSION}"
     ):
         store.read()
+    assert read(store, 0).task_index == 0
 
 
 def test_read__knows_what_is_there(new_learner: NewLearner, tmp_path: Path) -> None:
@@ -281,7 +307,7 @@ def test_checkpoint__that_was_cut_off_leaves_the_one_before(
         if stage == "rename":
             patch.setattr(Path, "rename", cut)
         else:
-            patch.setattr("vbm_ptm.engine.checkpoint.os.fsync", cut)
+            patch.setattr("vbm_ptm.engine.durable_files.os.fsync", cut)
         with pytest.raises(PowerCut):
             store.save(copy.deepcopy(learner), STATE)
     assert store.tasks() == [0]
@@ -294,20 +320,116 @@ def test_checkpoint__that_was_cut_off_leaves_the_one_before(
 
 def test_checkpoint__records_the_hash_of_every_file(new_learner: NewLearner, tmp_path: Path) -> None:
     saved_run(new_learner, tmp_path)
-    recorded = json.loads((tmp_path / "task_01" / "state.json").read_text())["files"]
-    assert set(recorded) == {
-        "statistics/task_00.safetensors",
-        "statistics/task_01.safetensors",
-        "task_01/learner.safetensors",
-    }
-    for name, digest in recorded.items():
-        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest
+    lines = (tmp_path / "task_01" / "SHA256SUMS").read_text().splitlines()
+    assert [line.split("  ")[1] for line in lines] == [
+        "../statistics/task_00.safetensors",
+        "../statistics/task_01.safetensors",
+        "learner.safetensors",
+        "state.json",
+    ]
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path / "task_01", check=True)
 
 
-def test_write_json__replaces_a_file_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "result.json"
-    write_json(path, {"name": "Tür"})
-    write_json(path, {"name": "Tür", "values": [1, 2]})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"name": "Tür", "values": [1, 2]}
-    assert "Tür" in path.read_text(encoding="utf-8")
-    assert [child.name for child in path.parent.iterdir()] == ["result.json"]
+OPTIMIZER = {"momentum/heads.0.weight": torch.randn(3, 4), "step/heads.0.weight": torch.tensor(7.0)}
+
+
+class TestInsideATask:
+    """Checkpoints between two steps."""
+
+    def begun(self, new_learner: NewLearner, directory: Path) -> tuple[CheckpointStore, Learner]:
+        store, learner = CheckpointStore(directory, config={"seed": 3}), new_learner("finetune")
+        live_through(learner, TASKS[0])
+        store.save(learner, STATE)
+        with seeded(1):
+            learner.begin_task(TASKS[1])
+        return store, learner
+
+    def save(self, store: CheckpointStore, learner: Learner, num_steps: int, **optimizer: Any) -> None:
+        state = STATE | {"training": {"num_steps": num_steps}}
+        store.save_inside_task(
+            learner, state, num_steps=num_steps, optimizer=optimizer.get("optimizer", OPTIMIZER)
+        )
+
+    def test_bring_everything_back(self, new_learner: NewLearner, tmp_path: Path) -> None:
+        store, learner = self.begun(new_learner, tmp_path)
+        self.save(store, learner, 12)
+        path = store.newest_first()[0]
+        assert path.name == "last_000012"
+        checkpoint = read_checkpoint(path)
+        checkpoint.verify()
+        assert (checkpoint.task_index, checkpoint.is_finished) == (1, False)
+        assert (read(store).task_index, read(store).is_finished) == (0, True)
+        assert checkpoint.state["config"] == {"seed": 3}
+        stored = checkpoint.optimizer_tensors()
+        assert set(stored) == set(OPTIMIZER)
+        assert all(torch.equal(stored[name], tensor) for name, tensor in OPTIMIZER.items())
+        restored = new_learner("finetune")
+        restore(restored, checkpoint)
+        assert restored.tasks == list(TASKS[:2])
+        expected, found = learner.state_dict(), restored.state_dict()
+        assert list(expected) == list(found)
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+    def test_two_of_them_stay_until_the_task_is_saved(self, new_learner: NewLearner, tmp_path: Path) -> None:
+        store, learner = self.begun(new_learner, tmp_path)
+        for num_steps, names in ((9, ["last_000009"]), (10, ["last_000010", "last_000009"])):
+            self.save(store, learner, num_steps)
+            assert [path.name for path in store.newest_first()] == [*names, "task_00"]
+        self.save(store, learner, 1000000, optimizer={})
+        assert [path.name for path in store.newest_first()] == ["last_1000000", "last_000010", "task_00"]
+        assert read_checkpoint(store.newest_first()[0]).optimizer_tensors() == {}
+        store.save(learner, STATE)
+        assert [path.name for path in store.newest_first()] == ["task_01", "task_00"]
+
+    def test_of_a_finished_task_are_never_the_newest(self, new_learner: NewLearner, tmp_path: Path) -> None:
+        """As after a kill between the task's checkpoint and the removal of these."""
+        store, learner = self.begun(new_learner, tmp_path)
+        self.save(store, learner, 5)
+        shutil.copytree(tmp_path / "last_000005", tmp_path / "kept")
+        store.save(learner, STATE)
+        (tmp_path / "kept").rename(tmp_path / "last_000005")
+        assert [path.name for path in store.newest_first()] == ["task_01", "last_000005", "task_00"]
+        CheckpointStore(tmp_path).go_on_from(read(store))
+        assert [path.name for path in store.newest_first()] == ["task_01", "task_00"]
+
+    def test_that_are_damaged_come_first(self, new_learner: NewLearner, tmp_path: Path) -> None:
+        store, learner = self.begun(new_learner, tmp_path)
+        self.save(store, learner, 5)
+        (tmp_path / "last_000005" / "state.json").write_text("{")
+        assert [path.name for path in store.newest_first()] == ["last_000005", "task_00"]
+
+    def test_go_on_from__an_older_one_removes_what_comes_after_it(
+        self, new_learner: NewLearner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, learner = self.begun(new_learner, tmp_path)
+        self.save(store, learner, 5)
+        self.save(store, learner, 6)
+        partials = [
+            tmp_path / ".last_000007.partial",
+            tmp_path / "statistics" / ".task_01.safetensors.partial",
+        ]
+        partials[0].mkdir()
+        partials[1].touch()
+        again = CheckpointStore(tmp_path)
+        again.go_on_from(read_checkpoint(tmp_path / "last_000005"))
+        assert [path.name for path in again.newest_first()] == ["last_000005", "task_00"]
+        assert not any(path.exists() for path in partials)
+        assert "last_000006" in caplog.text
+        again.save(learner, STATE)  # knows of the statistics of the task before
+        assert "statistics/task_00.safetensors" in read(again).digests
+
+    def test_that_do_not_fit_on_the_disk_leave_the_one_before(
+        self, new_learner: NewLearner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, learner = self.begun(new_learner, tmp_path)
+        self.save(store, learner, 5)
+        before = files_under(tmp_path)
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("vbm_ptm.engine.durable_files.os.fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                self.save(store, learner, 6)
+        assert files_under(tmp_path) == before  # what was half-written is gone, its space is free again

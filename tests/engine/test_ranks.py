@@ -356,7 +356,7 @@ def _stop(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchm
             os.kill(os.getpid(), signal.SIGTERM)
 
     learner.register_forward_pre_hook(count)
-    run = new_run(learner, data, name=f"rank {rank}", epochs=20, log_every=4)
+    run = new_run(learner, data, name=f"rank {rank}", epochs=20, batch_size=2, log_every=4)
     with run.stop.listening(), pytest.raises(TrainingInterrupted) as caught:
         run.trainer.fit()
     assert caught.value.exit_code == 143

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import json
 import logging
 import math
+import multiprocessing
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,8 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.engine.checkpoint import restore
-from vbm_ptm.engine.trainer import parameter_counts
+from vbm_ptm.engine.trainer import TaskRecord, parameter_counts
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners import list_learners
 from vbm_ptm.learners.base import Learner, LearnerOutput
@@ -45,6 +48,30 @@ def fitted(run: Any) -> dict[str, Tensor]:
     """Train to the end; return the learner's tensors."""
     run.trainer.fit()
     return tensors_of(run.trainer.learner)
+
+
+def untimed(records: list[TaskRecord]) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in asdict(record).items() if "seconds" not in name} for record in records
+    ]
+
+
+def stopped_at(learner: Learner, task: int, step: int | None) -> None:
+    """Let SIGTERM come in a training step of a task, counted from 1, or at its end."""
+    forward, end_task, calls = learner.forward, learner.end_task, []
+
+    def in_a_step(images: Tensor, labels: Tensor) -> LearnerOutput:
+        calls.append(learner.task.index)
+        if calls.count(task) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(images, labels)
+
+    def at_the_end(now: Any, features: Any) -> None:
+        if step is None and now.index == task:
+            os.kill(os.getpid(), signal.SIGTERM)
+        end_task(now, features)
+
+    learner.forward, learner.end_task = in_a_step, at_the_end  # type: ignore[method-assign]
 
 
 class TestCounts:
@@ -267,32 +294,78 @@ class TestReproducibility:
 
     @pytest.mark.parametrize("learner_name", list_learners())
     def test_fit__goes_on_as_if_it_had_not_stopped(
-        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun, learner_name: str
+        self,
+        benchmark_of_three: Benchmark,
+        new_learner: NewLearner,
+        new_run: NewRun,
+        learner_name: str,
     ) -> None:
-        whole = new_run(new_learner(learner_name, depth=6), benchmark_of_three, num_views=2, name="whole")
+        """Stopped after task 0, inside an epoch of task 1, at the end of task 1, and inside task 2."""
+        optimizer = "adam" if learner_name in PROMPT_LEARNERS else "sgd"
+        settings = {"num_views": 2, "optimizer": optimizer, "log_every": 3}
+        whole = new_run(new_learner(learner_name, depth=6), benchmark_of_three, name="whole", **settings)
         expected = fitted(whole)
-        first = new_run(
-            new_learner(learner_name, depth=6),
-            benchmark_of_three,
-            num_views=2,
-            stop_after_task=1,
-            name="first",
-        )
+        is_trained = whole.trainer.records[0].num_steps > 0
+        first = new_run(new_learner(learner_name, depth=6), benchmark_of_three, stop_after_task=1, **settings)
         with pytest.raises(TrainingInterrupted, match="after task 1 as planned"):
             first.trainer.fit()
-        second = new_run(new_learner(learner_name, depth=6), benchmark_of_three, num_views=2, name="second")
-        checkpoint = first.store.read()
-        restore(second.trainer.learner, checkpoint)
-        second.trainer.load_state(checkpoint.state)
-        second.trainer.store = first.store
-        assert are_equal(fitted(second), expected)
-        assert second.trainer.matrix.to_dict() == whole.trainer.matrix.to_dict()
-        counts = [(record.num_steps, record.parameters) for record in second.trainer.records]
-        assert counts == [(record.num_steps, record.parameters) for record in whole.trainer.records]
+        places: list[tuple[int, int | None]] = [(1, 3), (1, None), (2, 1)] if is_trained else [(1, None)]
+        for task, step in places:
+            learner = new_learner(learner_name, depth=6)
+            run = new_run(learner, benchmark_of_three, goes_on=True, **settings)
+            done = run.trainer._saved_steps if len(run.trainer.records) == task else 0
+            stopped_at(learner, task, None if step is None else step - done)
+            with run.stop.listening(), pytest.raises(TrainingInterrupted):
+                run.trainer.fit()
+            assert len(run.trainer.records) == task
+            assert run.trainer._saved_steps == (step or (4 if is_trained else 0))
+        last = new_run(new_learner(learner_name, depth=6), benchmark_of_three, goes_on=True, **settings)
+        assert are_equal(fitted(last), expected)
+        assert last.trainer.matrix.to_dict() == whole.trainer.matrix.to_dict()
+        assert untimed(last.trainer.records) == untimed(whole.trainer.records)
+        for name in ("begin_task", "step"):
+            assert last.events(name) == whole.events(name)
+        assert [path.name for path in last.store.newest_first()] == [
+            path.name for path in whole.store.newest_first()
+        ]
         for file in ("task_02/learner.safetensors", "statistics/task_02.safetensors"):
             if (whole.store.directory / file).exists():
-                one, two = ((run.store.directory / file).read_bytes() for run in (whole, first))
+                one, two = ((run.store.directory / file).read_bytes() for run in (whole, last))
                 assert one == two
+
+    def test_fit__goes_on_from_wherever_it_saved_itself(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        """As after SIGKILL between two steps: each checkpoint inside a task, found as the newest one."""
+        settings = {"num_views": 2, "epochs": 3}
+        whole = new_run(new_learner("finetune"), benchmark_of_three, every="1 step", **settings)
+        directory, copies = whole.store.directory.parent, []
+        save = whole.store.save_inside_task
+
+        def copied(*arguments: Any, **options: Any) -> None:
+            save(*arguments, **options)
+            copies.append(f"copy {len(copies)}")
+            shutil.copytree(directory, directory.with_name(copies[-1]))
+
+        whole.store.save_inside_task = copied
+        expected = fitted(whole)
+        assert len(copies) == 3 * 6
+        for name in copies[6:12:2]:  # of task 1
+            run = new_run(new_learner("finetune"), benchmark_of_three, name=name, goes_on=True, **settings)
+            assert are_equal(fitted(run), expected)
+            assert run.events("step") == whole.events("step")
+            assert untimed(run.trainer.records) == untimed(whole.trainer.records)
+
+    def test_state__holds_the_gradient_scaler(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        """It lives as long as the run; half precision itself needs a GPU."""
+        run = new_run(new_learner("nearest_mean"), benchmark_of_three)
+        run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+        state = json.loads(json.dumps(run.trainer.state()))
+        run.accelerator.scaler = torch.amp.GradScaler("cpu")
+        run.trainer.load_state(state, {})
+        assert run.accelerator.scaler.get_scale() == 128.0
 
     def test_load_state__says_where_ranks_or_threads_differ(
         self,
@@ -304,9 +377,9 @@ class TestReproducibility:
     ) -> None:
         trainer = new_run(new_learner("nearest_mean"), benchmark_of_three).trainer
         monkeypatch.setattr(logging.getLogger("vbm_ptm"), "propagate", True)
-        trainer.load_state(trainer.state())
+        trainer.load_state(trainer.state(), {})
         assert not caplog.messages
-        trainer.load_state(trainer.state() | {"num_ranks": 8, "num_threads": 99})
+        trainer.load_state(trainer.state() | {"num_ranks": 8, "num_threads": 99}, {})
         assert {message.split(":")[0] for message in caplog.messages} == {
             "num_ranks was 8 and is 1 now",
             "num_threads was 99 and is 1 now",
@@ -387,6 +460,8 @@ class TestStopping:
         assert caught.value.exit_code == exit_code
         assert run.store.tasks() == [0]
         assert [step["step"] for step in run.events("step") if step["task"] == 1] == [0, 1]
+        assert run.store.newest_first()[0].name == "last_000006"
+        assert run.trainer.progress() == "1 of 3 tasks are finished, task 2 after 2 of 4 steps"
 
 
 class TestOptimization:
@@ -524,7 +599,10 @@ class TestManyTasks:
         self, new_benchmark: NewBenchmark, new_learner: NewLearner, new_run: NewRun
     ) -> None:
         benchmark = new_benchmark([2] * 20, test_sizes=[0] * 20, num_tasks=20)
-        run = new_run(new_learner("finetune", num_tasks=20), benchmark, epochs=1, batch_size=2)
+        run = new_run(
+            new_learner("finetune", num_tasks=20), benchmark, epochs=1, batch_size=2, every="1 step"
+        )
+        run.trainer.loading = run.trainer.loading.model_copy(update={"num_workers": 1})
         counts: list[tuple[int, ...]] = []
         save = run.store.save
 
@@ -538,6 +616,7 @@ class TestManyTasks:
                     sum(issubclass(kind, torch.optim.Optimizer) for kind in objects),
                     sum(kind.__name__ == "_TrainingForward" for kind in objects),
                     sum(issubclass(kind, DataLoader) for kind in objects),
+                    len(multiprocessing.active_children()),
                 )
             )
             return save(learner, state)
@@ -546,7 +625,7 @@ class TestManyTasks:
         run.trainer.fit()
         assert len(counts) == 20
         assert counts[1] == counts[19]
-        assert counts[19][0] == 0
+        assert counts[19][0] == counts[19][-1] == 0
         assert run.trainer.matrix.curve()[-1] is None  # no test image anywhere
 
 

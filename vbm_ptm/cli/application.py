@@ -11,7 +11,7 @@ import typer
 
 from vbm_ptm.cli import finished, inspection, training
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
-from vbm_ptm.launch import is_main_process
+from vbm_ptm.launch import follow_launcher, is_main_process
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
 _ADVICE = {
@@ -64,6 +64,7 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
 
     0 done, 2 wrong use or input, 1 failure, 130 or 143 interrupted and saved.
     """
+    follow_launcher()
     _configure_logging()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # where package.module:Class of an own learner is looked for last

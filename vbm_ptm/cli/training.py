@@ -40,7 +40,11 @@ def train(
     output: Annotated[
         Path | None, typer.Option(help="Run directory; runs/DATASET-LEARNER-vVIEWS without it.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last finished task.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    skip_damaged: Annotated[
+        bool,
+        typer.Option("--skip-damaged", help="With --resume: go on from the newest checkpoint that is whole."),
+    ] = False,
     stop_after_task: Annotated[
         int | None, typer.Option(min=1, help="Stop, saved, after so many tasks.")
     ] = None,
@@ -49,6 +53,8 @@ def train(
     """Train a learner task by task and evaluate it after each."""
     from vbm_ptm.study import execute, plan_runs
 
+    if skip_damaged and not resume:
+        raise UsageError("--skip-damaged is of use with --resume only.")
     sources = sources_of(dataset, learner, preset, config)
     chosen = all_overrides(overrides, seed=seed, class_order_seed=class_order_seed, device=device)
     several = {
@@ -58,8 +64,8 @@ def train(
     if any(several.values()):
         if (seed is not None and seeds) or (class_order_seed is not None and class_order_seeds):
             raise UsageError("give one seed or a list of seeds, not both.")
-        if stop_after_task:
-            raise UsageError("--stop-after-task is for a single run.")
+        if stop_after_task or skip_damaged:
+            raise UsageError("--stop-after-task and --skip-damaged are for a single run.")
         first = plan_runs("", output=Path(), overrides=chosen, **sources)[0].config
         folder = output or _default_output(first)
         if folder.exists() and not resume:
@@ -79,7 +85,13 @@ def train(
     (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
     folder = output or _default_output(planned.config)
     with how_to_go_on("Go on with the same command and --resume."):
-        result = run(planned.config, output=folder, resume=resume, stop_after_task=stop_after_task)
+        result = run(
+            planned.config,
+            output=folder,
+            resume=resume,
+            skip_damaged=skip_damaged,
+            stop_after_task=stop_after_task,
+        )
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
     _show_study(collect([replace(planned, label=label, output=folder)], [result]))
 

@@ -476,7 +476,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _Loader(DataLoader[Any]):
-    """A loader whose workers never see Ctrl-C, which a terminal sends to them as well.
+    """A loader whose workers never see Ctrl-C or SIGTERM, which terminals and batch systems send to them as well.
 
     They inherit the blocked signal, so that there is no moment at which one could be interrupted.
     """
@@ -484,7 +484,7 @@ class _Loader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if not self.num_workers or sys.platform == "win32":  # where signals cannot be blocked
             return super().__iter__()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             return super().__iter__()
         finally:

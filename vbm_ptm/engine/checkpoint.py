@@ -1,76 +1,122 @@
-"""Checkpoints after each task: a directory of safetensors and JSON that is there as a whole or not at all.
+"""Checkpoints: directories of safetensors and JSON that are there as a whole or not at all.
 
-    checkpoints/task_02/learner.safetensors     state dict without the frozen backbone and the statistics
-    checkpoints/task_02/state.json              what rebuilds the learner, the counts so far, hashes of all files
+    checkpoints/task_02/                        after a task:
+        learner.safetensors                     state dict without the frozen backbone and the statistics
+        state.json                              what rebuilds the learner, the counts so far, the configuration
+        SHA256SUMS                              of all files that belong to it, as sha256sum -c reads them
+    checkpoints/last_000123/                    inside a task, after so many steps of the run: the same, and
+        optimizer.safetensors                   the optimizer's averages; none is needed at the end of training
     checkpoints/statistics/task_00.safetensors  what a task left behind for good, written once
 
-A directory is written under a temporary name, its files and its parent are fsynced, then it is renamed to a name
-that was not there. safetensors files carry no metadata, whose order is random: equal tensors give equal bytes.
+safetensors files carry no metadata, whose order is random: equal tensors give equal bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import safetensors.torch
+from pydantic import AfterValidator
 from torch import Tensor
 
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.engine.durable_files import as_json, remove_partials, write_directory, write_file
+from vbm_ptm.engine.save_schedule import check_interval
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
 
-FORMAT_VERSION = 3
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 4
+
+_LEARNER, _OPTIMIZER, _STATE, _SUMS = (
+    "learner.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "SHA256SUMS",
+)
 
 
 class CheckpointConfig(Settings):
-    """Which checkpoints stay.
+    """Which checkpoints are written and which stay.
 
     Attributes:
         keep: "all"; "last" (the newest two); "auto": all when the backbone is frozen, so that they are small.
+        every: When to save inside a task: "task" (only at the end of its training), "epoch" (at the end of an epoch,
+            but never so often that it would slow training down), "10 minutes", "50 steps".
     """
 
     keep: Literal["auto", "all", "last"] = "auto"
+    every: Annotated[str, AfterValidator(check_interval)] = "epoch"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A finished task on disk."""
+    """A finished task, or a position inside one, on disk.
+
+    Attributes:
+        path: The directory.
+        state: What ``state.json`` holds.
+        digests: SHA-256 of every file by its name relative to ``checkpoints``.
+    """
 
     path: Path
     state: dict[str, Any]
+    digests: dict[str, str]
 
     @property
     def task_index(self) -> int:
-        """The task after which it was written, counted from 0."""
+        """The task after which, or inside which, it was written, counted from 0."""
         return int(self.state["task_index"])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Read and verify all tensors.
+    @property
+    def is_finished(self) -> bool:
+        """Whether that task is finished."""
+        return len(self.state["finished_shapes"]) > self.task_index
+
+    def verify(self) -> None:
+        """Make sure that every file is what was written.
 
         Raises:
-            UsageError: A file is missing or its SHA-256 is not the recorded one.
+            UsageError: One is missing or damaged.
+        """
+        for name in self.digests:
+            self._content(name)
+        known = {Path(name).name for name in self.digests} | {_SUMS}
+        strange = sorted({file.name for file in self.path.iterdir()} - known)
+        if strange:
+            logger.warning("%s holds files of no checkpoint, which are not read: %s", self.path, strange)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read and verify the learner's tensors.
+
+        Raises:
+            UsageError: A file is missing or damaged.
         """
         tensors: dict[str, Tensor] = {}
-        for name, digest in self.state["files"].items():
-            file = self.path.parent / name
-            content = file.read_bytes() if file.is_file() else b""
-            if hashlib.sha256(content).hexdigest() != digest:
-                raise UsageError(
-                    f"checkpoint file {file} is {'damaged' if content else 'missing or empty'} (SHA-256 differs "
-                    f"from the recorded one). Remove {self.path} to go on from the task before, or start anew."
-                )
-            tensors |= safetensors.torch.load(content)
+        for name in self.digests:
+            if Path(name).name not in (_STATE, _OPTIMIZER):
+                tensors |= safetensors.torch.load(self._content(name))
         return tensors
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Read and verify what the optimizer keeps; nothing after the end of training."""
+        name = f"{self.path.name}/{_OPTIMIZER}"
+        return safetensors.torch.load(self._content(name)) if name in self.digests else {}
+
+    def _content(self, name: str) -> bytes:
+        return _verified(self.path.parent / name, self.digests[name])
 
 
 class CheckpointStore:
@@ -79,11 +125,20 @@ class CheckpointStore:
     Args:
         directory: ``checkpoints`` in the run directory.
         keep: See ``CheckpointConfig``.
+        config: The run's configuration as JSON values, which every checkpoint repeats.
     """
 
-    def __init__(self, directory: Path, *, keep: Literal["auto", "all", "last"] = "auto") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: Literal["auto", "all", "last"] = "auto",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.directory = directory
         self.keep = keep
+        self.config = dict(config or {})
+        self._statistics: dict[str, str] = {}
 
     def save(self, learner: Learner, state: Mapping[str, Any]) -> Checkpoint:
         """Write the checkpoint of the task that the learner has just finished.
@@ -93,42 +148,38 @@ class CheckpointStore:
             state: What else the run needs to go on, as JSON values.
         """
         index = learner.task.index
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in learner.state_dict().items()}
-        if learner.backbone_is_frozen:
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
-        previous = self.read(index - 1) if index > 0 else None
-        digests = {
-            name: digest for name, digest in _files(previous).items() if name.startswith("statistics/")
-        }
-        finished = {name: tensors.pop(name) for name in list(tensors) if name.startswith("statistics.")}
-        newest = {name: value for name, value in finished.items() if name.startswith(f"statistics.{index}.")}
-        if newest:
-            name = f"statistics/task_{index:02d}.safetensors"
-            content = safetensors.torch.save(newest)
-            _write_file(self.directory / name, content)
-            digests[name] = hashlib.sha256(content).hexdigest()
-        content = safetensors.torch.save(tensors)
-        digests[f"task_{index:02d}/learner.safetensors"] = hashlib.sha256(content).hexdigest()
-        whole = {
-            "format_version": FORMAT_VERSION,
-            "task_index": index,
-            "weights_sha256": learner.backbone.weights.sha256 if learner.backbone.weights else None,
-            "finished_shapes": [learner.finished_shapes(task) for task in learner.tasks],
-            "files": digests,
-            **state,
-        }
-        path = self.directory / f"task_{index:02d}"
-        write_directory(path, {"learner.safetensors": content, "state.json": _json(whole)})
-        self._remove_old(learner)
-        return Checkpoint(path, whole)
+        checkpoint = self._write(self._task_path(index), learner, state, num_finished=index + 1)
+        for path in self._inside_tasks():
+            shutil.rmtree(path)
+        if self.keep == "last" or (self.keep == "auto" and not learner.backbone_is_frozen):
+            for old in self.tasks()[:-2]:
+                shutil.rmtree(self._task_path(old))
+        return checkpoint
+
+    def save_inside_task(
+        self, learner: Learner, state: Mapping[str, Any], *, num_steps: int, optimizer: Mapping[str, Tensor]
+    ) -> None:
+        """Write the checkpoint of a position inside a task, and keep the one before it.
+
+        Args:
+            learner: Between two steps.
+            state: What else the run needs to go on, as JSON values.
+            num_steps: Steps of the run so far.
+            optimizer: What the optimizer keeps; empty at the end of training.
+        """
+        path = self.directory / f"last_{num_steps:06d}"
+        if not path.exists():
+            self._write(path, learner, state, num_finished=learner.task.index, optimizer=optimizer)
+        for old in self._inside_tasks()[:-2]:
+            shutil.rmtree(old)
 
     def tasks(self) -> list[int]:
-        """Return the indices of the tasks with a checkpoint, in order."""
+        """Return the indices of the finished tasks with a checkpoint, in order."""
         found = (re.fullmatch(r"task_(\d+)", path.name) for path in self.directory.glob("task_*"))
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, task_index: int | None = None) -> Checkpoint | None:
-        """Return the checkpoint of a task, or the newest one; None if there is none at all.
+        """Return the checkpoint of a finished task, or the newest one; None if there is none at all.
 
         Raises:
             UsageError: That task has no checkpoint, or its state cannot be read.
@@ -140,25 +191,108 @@ class CheckpointStore:
         if index not in tasks:
             there = ", ".join(map(str, tasks))
             raise UsageError(f"no checkpoint of task {index} in {self.directory}. There are: {there}.")
-        path = self.directory / f"task_{index:02d}"
-        try:
-            state = dict(json.loads((path / "state.json").read_text()))
-        except (OSError, ValueError, TypeError) as error:
+        return read_checkpoint(self._task_path(index))
+
+    def newest_first(self) -> list[Path]:
+        """Return all checkpoints; those whose place in the run cannot be told come first."""
+
+        def age(path: Path) -> tuple[float, bool]:
+            try:
+                return -read_checkpoint(path).task_index, path.name.startswith("last_")
+            except UsageError:
+                return -float("inf"), False
+
+        tasks = [self._task_path(index) for index in reversed(self.tasks())]
+        return sorted([*reversed(self._inside_tasks()), *tasks], key=age)
+
+    def go_on_from(self, chosen: Checkpoint | None) -> None:
+        """Remove what a run that goes on from ``chosen`` has no use for: half-written files, later checkpoints."""
+        remove_partials(self.directory)
+        remove_partials(self.directory / "statistics")
+        if chosen is None:
+            return
+        self._statistics = {
+            name: digest for name, digest in chosen.digests.items() if name.startswith("statistics/")
+        }
+        paths = self.newest_first()
+        for path in paths[: paths.index(chosen.path)]:
+            logger.warning("removing %s, which comes after what the run goes on from", path)
+            shutil.rmtree(path)
+        if chosen.is_finished:  # these lie in its task
+            for path in self._inside_tasks():
+                shutil.rmtree(path)
+
+    def _write(
+        self,
+        path: Path,
+        learner: Learner,
+        state: Mapping[str, Any],
+        *,
+        num_finished: int,
+        optimizer: Mapping[str, Tensor] | None = None,
+    ) -> Checkpoint:
+        """Write a checkpoint whose learner has finished so many tasks; their statistics are written once."""
+        tensors = _stored(learner.state_dict())
+        if learner.backbone_is_frozen:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
+        finished = {name: tensors.pop(name) for name in list(tensors) if name.startswith("statistics.")}
+        index = learner.task.index
+        newest = {name: value for name, value in finished.items() if name.startswith(f"statistics.{index}.")}
+        if newest:
+            name = f"statistics/task_{index:02d}.safetensors"
+            content = safetensors.torch.save(newest)
+            write_file(self.directory / name, content)
+            self._statistics[name] = _digest(content)
+        files = {_LEARNER: safetensors.torch.save(tensors)}
+        if optimizer:
+            files[_OPTIMIZER] = safetensors.torch.save(_stored(optimizer))
+        digests = self._statistics | {f"{path.name}/{name}": _digest(part) for name, part in files.items()}
+        whole = {
+            "format_version": FORMAT_VERSION,
+            "task_index": index,
+            "weights_sha256": learner.backbone.weights.sha256 if learner.backbone.weights else None,
+            "finished_shapes": [learner.finished_shapes(task) for task in learner.tasks[:num_finished]],
+            "files": sorted(digests),
+            "config": self.config,
+            **state,
+        }
+        files[_STATE] = as_json(whole)
+        digests[f"{path.name}/{_STATE}"] = _digest(files[_STATE])
+        files[_SUMS] = _sums(digests, path.name)
+        write_directory(path, files)
+        return Checkpoint(path, whole, digests)
+
+    def _task_path(self, index: int) -> Path:
+        return self.directory / f"task_{index:02d}"
+
+    def _inside_tasks(self) -> list[Path]:
+        """Return the checkpoints inside tasks, oldest first."""
+        found = [path for path in self.directory.glob("last_*") if re.fullmatch(r"last_\d+", path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("last_")))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read what a checkpoint says, but not its tensors.
+
+    Raises:
+        UsageError: It is damaged, or of another format.
+    """
+    content, sums = (file.read_bytes() if file.is_file() else b"" for file in (path / _STATE, path / _SUMS))
+    digests = _digests(sums, path.name)
+    if not sums or _digest(content) == digests.get(f"{path.name}/{_STATE}"):
+        version = _format_version(content)
+        if version not in (None, FORMAT_VERSION):
             raise UsageError(
-                f"checkpoint {path} cannot be read ({error}). Remove it to go on from before."
-            ) from error
-        if state.get("format_version") != FORMAT_VERSION:
-            raise UsageError(
-                f"checkpoint {path} has format version {state.get('format_version')}; "
+                f"checkpoint {path} has format version {version}; "
                 f"this version of vbm_ptm reads version {FORMAT_VERSION}."
             )
-        return Checkpoint(path, state)
-
-    def _remove_old(self, learner: Learner) -> None:
-        if self.keep == "all" or (self.keep == "auto" and learner.backbone_is_frozen):
-            return
-        for index in self.tasks()[:-2]:
-            shutil.rmtree(self.directory / f"task_{index:02d}")
+    if sums != _sums(digests, path.name):
+        raise _damage(path / _SUMS, "damaged" if sums else "missing or empty")
+    _verified(path / _STATE, digests.get(f"{path.name}/{_STATE}"))
+    state = dict(json.loads(content))
+    if set(digests) != {f"{path.name}/{_STATE}", *state["files"]}:
+        raise _damage(path / _SUMS, "damaged")
+    return Checkpoint(path, state, digests)
 
 
 def restore(learner: Learner, checkpoint: Checkpoint) -> None:
@@ -176,8 +310,11 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
         )
     tensors = checkpoint.tensors()
     shapes = checkpoint.state["finished_shapes"]
+    tasks = [task_from(values) for values in checkpoint.state["tasks"]]
     with seeded(0):  # what a task starts from is overwritten, but drawn
-        grow(learner, [task_from(values) for values in checkpoint.state["tasks"][: len(shapes)]], shapes)
+        grow(learner, tasks[: len(shapes)], shapes)
+        if not checkpoint.is_finished:
+            learner.begin_task(tasks[len(shapes)])
     if learner.backbone_is_frozen:
         tensors |= {
             name: value for name, value in learner.state_dict().items() if name.startswith("backbone.")
@@ -203,51 +340,43 @@ def task_from(values: Mapping[str, Any]) -> Task:
     )
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file atomically."""
-    _write_file(path, _json(value))
+def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
-def _files(checkpoint: Checkpoint | None) -> dict[str, str]:
-    return dict(checkpoint.state["files"]) if checkpoint else {}
+def _sums(digests: Mapping[str, str], directory: str) -> bytes:
+    """Return what sha256sum -c reads in a directory."""
+    names = ((os.path.relpath(name, directory), digest) for name, digest in sorted(digests.items()))
+    return "".join(f"{digest}  {name}\n" for name, digest in names).encode()
 
 
-def _write_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    _write_synced(partial, content)
-    partial.replace(path)
-    _sync_directory(path.parent)
+def _digests(sums: bytes, directory: str) -> dict[str, str]:
+    """Return what ``_sums`` was given, as far as it can be read."""
+    lines = re.findall(r"^([0-9a-f]{64})  (\S+)$", sums.decode(errors="replace"), flags=re.MULTILINE)
+    return {os.path.normpath(os.path.join(directory, name)): digest for digest, name in lines}
 
 
-def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a directory that is there as a whole or not at all, in the place of one of that name."""
-    partial = path.with_name(f".{path.name}.partial")
-    for stale in (partial, path):
-        if stale.exists():
-            shutil.rmtree(stale)
-    partial.mkdir(parents=True)
-    for name, content in files.items():
-        _write_synced(partial / name, content)
-    _sync_directory(partial)
-    partial.rename(path)
-    _sync_directory(path.parent)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _format_version(content: bytes) -> Any:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return dict(json.loads(content)).get("format_version", 0)
+    except (ValueError, TypeError):
+        return None
+
+
+def _verified(file: Path, digest: str | None) -> bytes:
+    """Return a file's bytes if they are those that were written."""
+    content = file.read_bytes() if file.is_file() else b""
+    if _digest(content) != digest:
+        raise _damage(file, "damaged" if content else "missing or empty")
+    return content
+
+
+def _damage(file: Path, what: str) -> UsageError:
+    return UsageError(
+        f"checkpoint file {file} is {what} (its SHA-256 is not the one in {_SUMS}). To go on from the checkpoint "
+        "before it, give --resume --skip-damaged; or start anew with another --output."
+    )

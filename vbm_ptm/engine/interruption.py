@@ -20,6 +20,7 @@ class StopRequest:
     def __init__(self, after_task: int | None = None) -> None:
         self.after_task = after_task
         self._signal = 0
+        self._acts_at_once = False
 
     @property
     def signal(self) -> int:
@@ -42,12 +43,25 @@ class StopRequest:
             raise TrainingInterrupted(0, f"stopped after task {self.after_task} as planned")
 
     @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal raise inside the block, whose work is lost and done again when the run goes on."""
+        self.check()
+        self._acts_at_once = True
+        try:
+            yield
+        finally:
+            self._acts_at_once = False
+        self.check()
+
+    @contextmanager
     def listening(self) -> Iterator[None]:
         """Turn SIGINT and SIGTERM into a request; a second one ends the process at once."""
 
         def request(number: int, frame: FrameType | None) -> None:
-            self._signal = number
+            self._signal = self._signal or number
             signal.signal(number, previous[signal.Signals(number)])
+            if self._acts_at_once:
+                self.check()
 
         previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

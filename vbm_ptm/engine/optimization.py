@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt
+from torch import Tensor, nn
 
 from vbm_ptm.learners.base import ParameterGroup
 from vbm_ptm.settings import Settings
@@ -80,3 +81,28 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimizationConf
     factor = learning_rate_factor(config, epoch)
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate * group["scale"] * factor
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return the averages that an optimizer keeps, as "average/parameter" -> tensor."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{average}/{names[parameter]}": value
+        for parameter, averages in optimizer.state.items()
+        for average, value in averages.items()
+        if value is not None
+    }
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Give a fresh optimizer the averages that ``optimizer_tensors`` returned."""
+    parameters = dict(model.named_parameters())
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {parameter: number for number, parameter in enumerate(ordered)}
+    averages: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        average, _, parameter = name.partition("/")
+        averages.setdefault(numbers[parameters[parameter]], {})[average] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": averages})

@@ -21,7 +21,8 @@ from vbm_ptm.backbones import Preprocessing, WeightsRecord, build_vit
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.engine.acceleration import Precision
-from vbm_ptm.engine.checkpoint import grow, write_directory
+from vbm_ptm.engine.checkpoint import grow
+from vbm_ptm.engine.durable_files import write_directory
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class

@@ -44,7 +44,8 @@ class Readings:
         self._log = log
         self._task_index = task_index
         self._unread: list[_Step] = []
-        self._epoch: list[dict[str, float]] = []
+        self._epoch: dict[str, float] = {}
+        self._num_epoch_steps = 0
         self._tracker_step = first_step
         self.num_skipped = 0
 
@@ -83,7 +84,9 @@ class Readings:
             {f"task_{self._task_index}/{name}": value for name, value in _means(steps).items()},
             step=self._tracker_step,
         )
-        self._epoch += steps
+        for values in steps:
+            self._epoch = {name: self._epoch.get(name, 0.0) + value for name, value in values.items()}
+        self._num_epoch_steps += len(steps)
         return _means(steps)
 
     def _check(self, step: _Step, values: Mapping[str, float]) -> None:
@@ -100,12 +103,30 @@ class Readings:
 
     def end_epoch(self) -> dict[str, float]:
         """Read what is left; return the mean of each part over the epoch."""
+        self.catch_up()
+        means = {name: total / self._num_epoch_steps for name, total in self._epoch.items()}
+        self._epoch, self._num_epoch_steps = {}, 0
+        return means
+
+    def catch_up(self) -> None:
+        """Read what has not been read yet."""
         if self._unread:
             self.read()
-        means = _means(self._epoch)
-        self._epoch = []
-        return means
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load_state`` needs, as JSON values; everything must have been read."""
+        return {
+            "epoch": self._epoch,
+            "num_epoch_steps": self._num_epoch_steps,
+            "tracker_step": self._tracker_step,
+            "num_skipped": self.num_skipped,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of an epoch."""
+        self._epoch, self._num_epoch_steps = dict(state["epoch"]), state["num_epoch_steps"]
+        self._tracker_step, self.num_skipped = state["tracker_step"], state["num_skipped"]
 
 
 def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} if steps else {}
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}

@@ -5,8 +5,9 @@ Shapes: G groups of this rank, V views, N = G * V images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,13 @@ from vbm_ptm.data.view_batch import (
     chunk,
 )
 from vbm_ptm.engine.objective import ViewBatchObjective
-from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer, set_learning_rate
+from vbm_ptm.engine.optimization import (
+    OptimizationConfig,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.tracking import ProgressDisplay
 from vbm_ptm.engine.workload import training_workload
@@ -98,6 +105,8 @@ class TaskTraining:
         self.num_planned_steps = workload.num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
         self.visits: Integers = np.zeros(len(self.rows), dtype=np.int64)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._restored: Mapping[str, Tensor] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -110,10 +119,10 @@ class TaskTraining:
             return
         loader = self._loader()
         self.learner.train()
+        self._optimizer = build_optimizer(self.optimization, self.groups)
+        load_optimizer_tensors(self._optimizer, self.learner, self._restored)
         # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
-        model, optimizer = self.accelerator.prepare(
-            _TrainingForward(self.learner), build_optimizer(self.optimization, self.groups)
-        )
+        model, optimizer = self.accelerator.prepare(_TrainingForward(self.learner), self._optimizer)
         self.display.show(self._where())
         while not self.is_complete:
             loader.set_epoch(self.epoch, start_step=self.step)
@@ -125,6 +134,34 @@ class TaskTraining:
                 if self.is_complete:
                     break
         self.accelerator.free_memory()
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON values; all ranks must ask for it together."""
+        self.readings.catch_up()
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "num_steps": self.num_steps,
+            "readings": self.readings.state(),
+        }
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Return what the optimizer keeps, as long as there are steps to take."""
+        if self._optimizer is None or self.is_complete:
+            return {}
+        return optimizer_tensors(self._optimizer, self.learner)
+
+    def load_state(self, state: Mapping[str, Any], optimizer: Mapping[str, Tensor]) -> None:
+        """Go on where ``state`` and ``optimizer_tensors`` were taken; what has been counted is counted again."""
+        for epoch in range(state["epoch"] + 1):
+            self.sampler.set_epoch(epoch)
+            is_over = epoch < state["epoch"]
+            for positions in self.sampler.steps()[: None if is_over else state["step"]]:
+                self._count(positions)
+        self.epoch, self.step = state["epoch"], state["step"]
+        assert self.num_steps == state["num_steps"]
+        self.readings.load_state(state["readings"])
+        self._restored = optimizer
 
     def _take_step(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
@@ -182,9 +219,7 @@ class TaskTraining:
 
     def _advance(self, positions: list[int]) -> None:
         """Count a step that has been taken, and show what is known of it."""
-        self.visits[positions] += 1
-        self.num_steps += 1
-        self.num_images += len(positions) * self.num_views
+        self._count(positions)
         self.step += 1
         self.display.advance()
         where, is_epoch_over = self._where(), self.step == len(self.sampler)
@@ -194,6 +229,11 @@ class TaskTraining:
             self.display.end_epoch(where, self.readings.end_epoch())
         if is_epoch_over:
             self.epoch, self.step = self.epoch + 1, 0
+
+    def _count(self, positions: list[int]) -> None:
+        self.visits[positions] += 1
+        self.num_steps += 1
+        self.num_images += len(positions) * self.num_views
 
     def _loader(self) -> TrainLoader:
         """Return this rank's part of every step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+logger = logging.getLogger(__name__)
 
 console = Console(stderr=True, highlight=False, markup=False)
 
@@ -27,6 +30,8 @@ class RunLog:
         self._file = None
         if path is not None:
             self._file = path.open("ab")
+            if self._file.tell() < position:
+                logger.warning("%s has lost its last %d bytes", path, position - self._file.tell())
             # A log that was lost is not filled up with zeros, and the file knows of its new end.
             self._file.truncate(min(position, self._file.tell()))
             self._file.seek(0, os.SEEK_END)
@@ -35,6 +40,11 @@ class RunLog:
     def position(self) -> int:
         """Bytes written so far."""
         return self._file.tell() if self._file else 0
+
+    def sync(self) -> None:
+        """Force what has been written to the disk: no checkpoint may know more of the log than the disk does."""
+        if self._file:
+            os.fsync(self._file.fileno())
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event."""

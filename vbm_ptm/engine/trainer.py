@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from pydantic import Field, field_validator
+from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
@@ -27,6 +30,7 @@ from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.readings import Readings
+from vbm_ptm.engine.save_schedule import SaveSchedule
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.engine.workload import training_workload
@@ -94,7 +98,7 @@ class Trainer:
     """Trains a learner on the tasks of a benchmark and measures it after each.
 
     Args:
-        learner: Fresh, or restored to its last finished task.
+        learner: Fresh, or restored to a checkpoint, of which ``load_state`` gets the state.
         benchmark: Data, tasks and transforms.
         objective: The loss.
         optimization: Epochs, batch size, optimizer and schedule of each task.
@@ -105,6 +109,7 @@ class Trainer:
         seed: Training seed.
         log: Receives an event for each reading, task and evaluation.
         store: Where checkpoints go; None on ranks other than 0.
+        schedule: When to save inside a task.
         stop: Asks the run to end between two steps.
     """
 
@@ -122,6 +127,7 @@ class Trainer:
         seed: int,
         log: RunLog,
         store: CheckpointStore | None,
+        schedule: SaveSchedule,
         stop: StopRequest,
     ) -> None:
         self.learner = learner
@@ -135,61 +141,70 @@ class Trainer:
         self.seed = seed
         self.log = log
         self.store = store
+        self.schedule = schedule
         self.stop = stop
         self.evaluator = Evaluator(accelerator, benchmark, loading)
         self.matrix = AccuracyMatrix()
         self.records: list[TaskRecord] = []
         self._has_shown_parameters = False
+        # Of the task in progress: what it goes on from, and the position that was saved last.
+        self._resumed: tuple[dict[str, Any], Mapping[str, Tensor]] | None = None
+        self._saved_steps = 0
 
     def fit(self) -> None:
-        """Train on all tasks that the learner has not finished; ``matrix`` and ``records`` hold the outcome.
+        """Train on all tasks that are not finished; ``matrix`` and ``records`` hold the outcome.
 
         Raises:
-            TrainingInterrupted: The stop request came; finished tasks are saved.
+            TrainingInterrupted: The stop request came; ``progress`` says what is saved.
         """
-        remaining = self.benchmark.scenario.tasks[len(self.learner.tasks) :]
-        num_steps = sum(self._steps_of(task) for task in remaining)
-        if self.learner.tasks and remaining:
-            self.stop.check_after_task(len(self.learner.tasks) - 1)
+        remaining = self.benchmark.scenario.tasks[len(self.records) :]
+        num_steps = sum(self._steps_of(task) for task in remaining) - self._saved_steps
+        if self.records and remaining:
+            self.stop.check_after_task(len(self.records) - 1)
         with ProgressDisplay(num_steps, is_silent=not self.accelerator.is_main_process) as display:
             for task in remaining:
                 self._fit_task(task, display)
                 self._stop_if_asked()
                 self.stop.check_after_task(task.index)
 
+    def progress(self) -> str:
+        """Say how far a stopped run has come in what it has saved."""
+        finished = f"{len(self.records)} of {len(self.benchmark.scenario.tasks)} tasks are finished"
+        if not self._saved_steps:
+            return finished
+        task = self.benchmark.scenario.tasks[len(self.records)]
+        return f"{finished}, task {task.index + 1} after {self._saved_steps} of {self._steps_of(task)} steps"
+
     def _fit_task(self, task: Task, display: ProgressDisplay) -> None:
-        with seeded(seed_for("begin_task", seed=self.seed, task=task.index)):
-            self.learner.begin_task(task)
+        if self._resumed is None:
+            with seeded(seed_for("begin_task", seed=self.seed, task=task.index)):
+                self.learner.begin_task(task)
         self.learner.to(self.accelerator.device)
         parameters = parameter_counts(self.learner)
         prints = TaskFingerprints(self.learner, task.index, self.accelerator)
         if not self._has_shown_parameters:
             display.line(describe_parameters(self.learner))
             self._has_shown_parameters = True
-        self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
+        if self._resumed is None:
+            self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
 
-        started = time.monotonic()
-        training = self._train(task, display)
+        training, training_seconds = self._train(task, display)
         prints.check_training()
         trained = time.monotonic()
-        display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · end of task")
-        self.learner.eval()
-        features = TaskFeatures(
-            self.learner, self.benchmark, task, self.accelerator, self.loading, seed=self.seed
-        )
-        with seeded(seed_for("end_task", seed=self.seed, task=task.index)):
-            self.learner.end_task(task, features)
-        self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
-        self._broadcast_state()
-        prints.check_end()
-        ended = time.monotonic()
-        display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · evaluation")
-        num_gaps = self.benchmark.first_task
-        seen = self.benchmark.scenario.seen_after(task.index)
-        cells = self.evaluator.evaluate(self.learner, seen[num_gaps:])
-        self.matrix.add_row([*[None] * num_gaps, *cells])
+        # Alone, a rank need not finish what will be done again; several would wait for the one that has left.
+        with self.stop.at_once() if self.accelerator.num_processes == 1 else nullcontext():
+            display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · end of task")
+            self._end_task(task)
+            prints.check_end()
+            self._stop_if_asked()
+            ended = time.monotonic()
+            display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · evaluation")
+            num_gaps = self.benchmark.first_task
+            seen = self.benchmark.scenario.seen_after(task.index)
+            cells = self.evaluator.evaluate(self.learner, seen[num_gaps:])
         evaluated = time.monotonic()
 
+        self.matrix.add_row([*[None] * num_gaps, *cells])
         record = TaskRecord(
             task_index=task.index,
             num_samples=len(training.visits),
@@ -204,7 +219,7 @@ class Trainer:
             parameters=parameters,
             frozen_sha256=prints.frozen_sha256,
             trained_sha256=prints.trained_sha256,
-            training_seconds=round(trained - started, 3),
+            training_seconds=round(training_seconds, 3),
             end_task_seconds=round(ended - trained, 3),
             evaluation_seconds=round(evaluated - ended, 3),
         )
@@ -215,11 +230,13 @@ class Trainer:
             self.accelerator.log({"accuracy_over_seen_classes": accuracy}, step=self._tracker_step())
         display.line(self._task_line(task, record, accuracy))
         if self.store:
+            self.log.sync()
             self.store.save(self.learner, self.state())
+        self._saved_steps = 0
         wait_for_ranks(self.accelerator)
 
-    def _train(self, task: Task, display: ProgressDisplay) -> TaskTraining:
-        """Run the task's epochs."""
+    def _train(self, task: Task, display: ProgressDisplay) -> tuple[TaskTraining, float]:
+        """Run the task's epochs, or what is left of them; return the seconds that they took in all."""
         training = TaskTraining(
             self.learner,
             task,
@@ -237,26 +254,75 @@ class Trainer:
             ),
             display=display,
         )
-        if training.is_complete:
+        if not training.num_planned_steps:
             display.advance(self._steps_of(task))  # planned before anybody could know
         elif training.num_views < self.view_batch.num_views:
             logger.warning(
                 "task %d has %d samples: %d views in place of %d",
                 *(task.index, len(training.visits), training.num_views, self.view_batch.num_views),
             )
+        started = time.monotonic()
+        if self._resumed is not None:
+            position, optimizer = self._resumed
+            training.load_state(position, optimizer)
+            started -= position["seconds"]
+            self._resumed = None
+        self.schedule.begin(num_steps=training.num_steps, now=time.monotonic())
         for _ in training.steps():
-            # Ranks agree where they wait for each other anyway.
-            if self.accelerator.num_processes == 1 or training.num_steps % self.config.log_every == 0:
-                self._stop_if_asked()
-        return training
+            self._between_steps(training, started)
+        return training, time.monotonic() - started
+
+    def _between_steps(self, training: TaskTraining, started: float) -> None:
+        """Save and stop where it is time to; ranks agree on both where they wait for each other anyway."""
+        is_epoch_over = training.step == 0
+        is_reading = training.num_steps % self.config.log_every == 0
+        if self.accelerator.num_processes > 1 and not (is_reading or is_epoch_over or training.is_complete):
+            return
+        # The state after the last step is saved, so that the end of the task can be done again without training.
+        is_due = training.is_complete or self.schedule.is_due(
+            num_steps=training.num_steps, is_epoch_over=is_epoch_over, now=time.monotonic()
+        )
+        stop, must_save = self._agreed(self.stop.signal, int(is_due and self.accelerator.is_main_process))
+        if must_save or stop:
+            self._save_inside_task(training, started)
+        self.stop.check(stop)
+
+    def _save_inside_task(self, training: TaskTraining, started: float) -> None:
+        began = time.monotonic()
+        position = {**training.state(), "seconds": began - started}
+        if self.store:
+            self.log.sync()
+            self.store.save_inside_task(
+                self.learner,
+                {**self.state(), "training": position},
+                num_steps=sum(record.num_steps for record in self.records) + training.num_steps,
+                optimizer=training.optimizer_tensors(),
+            )
+        self._saved_steps = training.num_steps
+        self.schedule.saved(num_steps=training.num_steps, began=began, ended=time.monotonic())
+
+    def _end_task(self, task: Task) -> None:
+        self.learner.eval()
+        features = TaskFeatures(
+            self.learner, self.benchmark, task, self.accelerator, self.loading, seed=self.seed
+        )
+        with seeded(seed_for("end_task", seed=self.seed, task=task.index)):
+            self.learner.end_task(task, features)
+        self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
+        self._broadcast_state()
 
     def _stop_if_asked(self) -> None:
         """Raise on all ranks if a signal has come to one: a rank that left alone would leave the others waiting."""
-        number = self.stop.signal
-        if self.accelerator.num_processes > 1:
-            mine = torch.tensor([number], device=self.accelerator.device)
-            number = int(self.accelerator.gather(mine).max())
-        self.stop.check(number)
+        (stop,) = self._agreed(self.stop.signal)
+        self.stop.check(stop)
+
+    def _agreed(self, *numbers: int) -> list[int]:
+        """Return the largest of each number over all ranks."""
+        if self.accelerator.num_processes == 1:
+            return list(numbers)
+        mine = torch.tensor([numbers], device=self.accelerator.device)
+        largest: list[int] = self.accelerator.gather(mine).amax(0).tolist()
+        return largest
 
     def _steps_of(self, task: Task) -> int:
         workload = training_workload(
@@ -280,7 +346,8 @@ class Trainer:
                 torch.distributed.broadcast(tensor, src=0)
 
     def state(self) -> dict[str, Any]:
-        """Return what ``load_state`` needs, as JSON values."""
+        """Return what ``load_state`` needs, as JSON values, but for the task in progress."""
+        scaler = self.accelerator.scaler
         return {
             "class_names": list(self.benchmark.scenario.class_names),
             "split_sha256": self.benchmark.datasets.split_sha256,
@@ -291,12 +358,18 @@ class Trainer:
             "matrix": self.matrix.to_dict(),
             "records": [asdict(record) for record in self.records],
             "log_position": self.log.position,
+            "gradient_scaler": scaler.state_dict() if scaler else None,
             "num_ranks": self.accelerator.num_processes,
             "num_threads": torch.get_num_threads(),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned; say where the run will not be the same to the last bit."""
+    def load_state(self, state: dict[str, Any], optimizer: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint; say where the run will not be the same to the last bit.
+
+        Args:
+            state: What ``state`` returned, with the position in the task in progress if there is one.
+            optimizer: What the optimizer kept there.
+        """
         for name, now in (
             ("num_ranks", self.accelerator.num_processes),
             ("num_threads", torch.get_num_threads()),
@@ -310,6 +383,11 @@ class Trainer:
                 )
         self.matrix = AccuracyMatrix.from_dict(state["matrix"])
         self.records = [TaskRecord(**record) for record in state["records"]]
+        if state["gradient_scaler"] and self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(state["gradient_scaler"])
+        if "training" in state:
+            self._resumed = state["training"], optimizer
+            self._saved_steps = state["training"]["num_steps"]
 
     def _task_line(self, task: Task, record: TaskRecord, accuracy: float | None) -> str:
         own = self.matrix.accuracy(-1, -1)
