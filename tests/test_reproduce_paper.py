@@ -184,6 +184,7 @@ def test_reproduce__the_whole_table_in_miniature(
     command = ["--orders", "1993", "--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)]
     command += ["--data", "imagenet_r.test_fraction=0.4", "--set", "trainer.max_steps_per_task=1"]
     command += ["--set", "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet"]
+    command += ["--set", "backbone.image_size=32"]  # a quarter of the tokens
     short = ["--set", "learner.alignment_samples_per_class=2"]  # of 256 it takes minutes
     prompts = "s_prompt_pp,coda_prompt,dualprompt,l2p,s_iprompt"
     for rows, more, num_lines in (("slca,joint", short, 3), (prompts, [], 5)):

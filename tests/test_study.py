@@ -225,6 +225,12 @@ def test_shard__parts_are_disjoint_complete_and_of_about_equal_cost(costs: list[
     assert max(loads) - min(loads) <= max(costs, default=0)
 
 
+def test_shard__begins_with_the_dearest_run() -> None:
+    runs = [PlannedRun(label, ANY_CONFIG, Path(label)) for label in "abc"]
+    parts = [shard(runs, index=index, count=2, costs=[1, 1, 2]) for index in range(2)]
+    assert [[planned.label for planned in part] for part in parts] == [["c"], ["a", "b"]]
+
+
 def outcome(average: float, last: float, forgetting: float | None, *, num_steps: int = 5) -> Tree:
     """What ``collect`` reads of a result."""
     numbers = {

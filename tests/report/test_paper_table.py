@@ -69,7 +69,7 @@ def result(accuracy: float, **others: Any) -> dict[str, Any]:
         },
         "weights": {"name": "vit.tag", "sha256": "a" * 64},
         "split_sha256": "b" * 64,
-        "data": {"train": {"images": 40}, "test": {"images": 8}},
+        "data": {"train": {"images": 40}, "test": {"images": 8}, "held_out": None},
     } | others
 
 
@@ -120,18 +120,20 @@ def test_compare_with_paper__pairs_orders_on_the_same_images_and_weights_alone()
 
 def test_compare_with_paper__says_what_was_changed_and_which_images_differ() -> None:
     changed = TableRun("slow", "photos", 1, 1, "out", ("optimization.epochs: 20 against 2",), result(60))
-    other = a_run(1, 2, 60, data={"train": {"images": 4000}, "test": {"images": 8}})
+    other = a_run(1, 2, 60, data={"train": {"images": 4000}, "test": {"images": 8}, "held_out": "a fifth"})
     (line,) = compared(changed, other)["lines"]
     assert line["deviations"] == [
         "Weights differ.",
         "Not the paper's setting: optimization.epochs: 20 against 2.",
         "4,000 training and 8 test images, not 40 and 8 (the split of the paper).",
     ]
-    assert line["protocol"] == [
+    for held_out in ("a fifth", "nothing, the data set has a test split"):
+        assert any(protocol.endswith(f", held out for testing: {held_out}") for protocol in line["protocol"])
+    assert line["protocol"][0].rpartition(",")[0] == (
         "vit.tag (SHA-256 aaaaaaaaaaaa); inputs: bicubic, normalization imagenet, strong view autoaugment_cifar10; "
         "sgd 0.01, 20 epochs of batches of 128, multistep at 18, weight decay 0.0005, clipping none; precision no; "
         "split SHA-256 bbbbbbbbbbbb"
-    ]
+    )
 
 
 def test_markdown__shows_both_numbers_the_pairs_and_what_is_missing() -> None:

@@ -236,7 +236,8 @@ def _protocol(result: Mapping[str, Any]) -> str:
         f"{optimization['learning_rate']:g}, {optimization['epochs']} epochs of batches of "
         f"{optimization['batch_size']}, {schedule}, weight decay {optimization['weight_decay']:g}, "
         f"clipping {'none' if clipping is None else f'{clipping:g}'}; precision "
-        f"{config['trainer']['mixed_precision']}; split SHA-256 {result['split_sha256'][:12]}"
+        f"{config['trainer']['mixed_precision']}; split SHA-256 {result['split_sha256'][:12]}, "
+        f"held out for testing: {result['data']['held_out'] or 'nothing, the data set has a test split'}"
     )
 
 
