@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from miniatures import domainnet_miniature
+from safetensors.torch import load_file
 
 from vbm_ptm.config import compose
 from vbm_ptm.errors import UsageError
@@ -27,8 +28,7 @@ def as_file(tree: Tree, folder: Path) -> Path:
 
 def mebibytes(text: str) -> float:
     number, unit = text.split()
-    assert unit == "MiB"
-    return float(number.replace(",", ""))
+    return float(number.replace(",", "")) * {"MiB": 1, "KiB": 2**-10}[unit]
 
 
 def test_survey__foretells_what_a_run_takes(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
@@ -95,6 +95,25 @@ def test_survey__counts_the_statistics_of_classes(toy_tree: Callable[..., Tree],
     stored = 300_096 + 10 * 64 + 10  # backbone, one head
     expected = 4 * (stored + 10 * (1 + 64) * 64) / 2**20
     assert mebibytes(facts["disk for checkpoints"]) == pytest.approx(expected, abs=0.051)
+
+
+def test_survey__counts_the_statistics_of_every_domain(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    arguments = domainnet_miniature(tmp_path, num_classes=4, domains=["clipart", "real", "sketch"])
+    tree = toy_tree() | {"checkpoint": {"keep": "all"}}
+    del tree["dataset"], tree["scenario"]
+    file = as_file(tree, tmp_path)
+    sources: dict[str, Any] = {
+        "dataset": "domainnet_domains",
+        "config_file": file,
+        "overrides": arguments[3::2],
+    }
+    facts = survey(compose(**sources)).facts
+    run(compose(**sources).validate(), output=tmp_path / "run")
+    files = (tmp_path / "run" / "checkpoints" / "statistics").iterdir()
+    stored = sum(sum(tensor.numel() for tensor in load_file(each).values()) for each in files)
+    counts = [int(word) for word in facts["training images per domain"].replace(",", "").split()[1::2]]
+    assert stored == 64 * sum(counts)  # of n images a mean and n - 1 directions
+    assert mebibytes(facts["of it for class statistics"]) == pytest.approx(4 * stored / 2**20, abs=1e-4)
 
 
 def test_survey__finds_all_faults_of_all_parts_at_once(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:

@@ -185,8 +185,11 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
     weights = learner.backbone.weights
     keep = config.checkpoint.keep
     keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
-    class_sizes = np.bincount(benchmark.class_indices(benchmark.datasets.train))
-    statistics = 4 * learner.statistics_size(class_sizes.tolist())
+    train = benchmark.class_indices(benchmark.datasets.train)
+    statistics = 0
+    for task in benchmark.scenario.tasks[benchmark.first_task :]:
+        _, class_sizes = np.unique(train[benchmark.training_rows(task)], return_counts=True)
+        statistics += 4 * learner.statistics_size(class_sizes.tolist())
     memory = max(_training_bytes(config, counts) for counts in parameters)
     found.facts |= {
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
@@ -231,4 +234,4 @@ def _position_bytes(config: RunConfig, parameters: dict[str, int], stored: int) 
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:,.1f} KiB"
