@@ -69,7 +69,7 @@ def test_evaluate__overwritten_domains_change_no_prediction(
     tree = toy_tree(learner)
     tree["dataset"] |= {"path": str(tmp_path / "table"), "domain_column": "domain"}
     tree["scenario"] = {"kind": "domain_incremental"}
-    run(tree, output=tmp_path / "run")
+    assert run(tree, output=tmp_path / "run")["domains"] == ["clay", "ink", "oil"]
     before = counts(tmp_path / "run")
     write("test", lambda number: "ink")
     after = counts(tmp_path / "run")

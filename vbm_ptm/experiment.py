@@ -418,6 +418,7 @@ def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> d
             [benchmark.scenario.class_names[index] for index in task.new_classes]
             for task in benchmark.scenario.tasks
         ],
+        "domains": [task.domain for task in benchmark.scenario.evaluation_tasks if task.domain is not None],
         "task_records": [
             {name: value for name, value in asdict(record).items() if name not in timings}
             for record in records
