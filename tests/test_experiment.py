@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,36 @@ def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> 
     lines = "\n".join(banner(build(compose(tree=tree).validate()), build_accelerator(device="cpu")))
     assert "view batch: 1 view (the plain baseline); a step has 8 images = 8 groups x 1 views" in lines
     assert "12 classes in 3 tasks of 5, 4, 3" in lines
+
+
+def test_run__leaves_a_damaged_checkpoint_out_only_when_asked(
+    toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = toy_tree() | {"checkpoint": {"every": "1 step"}}
+    whole = run(tree, output=tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        run(tree, output=tmp_path / "run", stop_after_task=2)
+    file = tmp_path / "run/checkpoints/task_01/state.json"
+    file.write_text(file.read_text().replace('"task_index": 1', '"task_index": 0'))
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=r"task_01/state.json is damaged.*--resume --skip-damaged"):
+        run(tree, output=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
+    result = run(tree, output=tmp_path / "run", resume=True, skip_damaged=True)
+    assert result["metrics"] == whole["metrics"]
+    assert result["task_records"] == whole["task_records"]
+    assert weights_of(tmp_path / "run", 2) == weights_of(tmp_path / "whole", 2)
+
+
+def test_run__refuses_the_checkpoint_of_another_run(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    for seed in (1, 2):
+        with pytest.raises(TrainingInterrupted):
+            run(toy_tree("finetune") | {"seed": seed}, output=tmp_path / str(seed), stop_after_task=1)
+    folder = tmp_path / "1" / "checkpoints"
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "2" / "checkpoints", folder)
+    tree = toy_tree("finetune") | {"seed": 1}
+    with pytest.raises(UsageError, match=r"task_00 belongs to another run.*seed: 2 against 1"):
+        run(tree, output=tmp_path / "1", resume=True)
+    with pytest.raises(UsageError, match=r"no checkpoint in .* can be used"):
+        run(tree, output=tmp_path / "1", resume=True, skip_damaged=True)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -167,3 +169,27 @@ def test_train__on_the_first_of_two_machines_alone_ends(
     assert process.returncode != 0
     assert "waiting for clients. 1/2 clients joined" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "OTHER"])
+def test_follow_launcher__ends_with_the_launcher_alone(name: str) -> None:
+    """A launcher that is killed takes the process along; without one, nothing is tied to the parent."""
+    child = (
+        "import os, time; from vbm_ptm.launch import follow_launcher; follow_launcher();"
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", parent], env=os.environ | {name: "no"}, stdout=subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert launcher.stdout is not None
+    process = int(launcher.stdout.readline())
+    launcher.kill()
+    launcher.wait()
+    is_tied = name != "OTHER" and sys.platform == "linux"
+    # The pipe ends with the last process that could write into it.
+    has_ended, _, _ = select.select([launcher.stdout], [], [], 60 if is_tied else 0.5)
+    assert bool(has_ended) == is_tied
+    if not is_tied:
+        os.kill(process, signal.SIGKILL)
+    launcher.stdout.close()

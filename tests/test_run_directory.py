@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,3 +182,22 @@ def test_check__says_why_an_existing_folder_is_not_that_of_the_run(
     other = compose(tree=merged(tree, sections | names)).validate()
     with pytest.raises(UsageError, match=r"; and 1 more\. Give"):
         written.check(other, resume=False)
+
+
+def test_claimed__waits_for_the_loader_workers_of_a_run_that_was_killed(
+    written: RunDirectory, config: RunConfig
+) -> None:
+    """They share its lock, and need some seconds to see that it is gone."""
+    program = (
+        "import fcntl, os, subprocess\n"
+        f"lock = open({str(written.path / '.lock')!r}, 'a+')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "lock.truncate(0); lock.write(str(os.getpid())); lock.flush()\n"
+        "subprocess.Popen(['sleep', '1'], pass_fds=[lock.fileno()])\n"
+        "os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program])
+    with (written.path / ".lock").open("a+") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with written.claimed(config, resume=True):
+        assert (written.path / ".lock").read_text() == str(os.getpid())

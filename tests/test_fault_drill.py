@@ -1,0 +1,21 @@
+"""The drill with real processes that are really killed, in its shortest form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "fault_drill.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("learner", "ranks"), [("slca", 1), ("s_iprompt", 2)])
+def test_drill__ends_as_if_nothing_had_happened(learner: str, ranks: int, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--kills", "1", "--learners", learner, "--ranks", str(ranks)]
+    done = subprocess.run([*command, "--folder", str(tmp_path / "drill")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no difference" in done.stdout
+    assert not (tmp_path / "drill").exists()
