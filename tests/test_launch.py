@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vbm_ptm.cli import main
 from vbm_ptm.launch import is_main_process, launch_problems, num_nodes, num_processes
 
 REPOSITORY = Path(__file__).parents[1]
@@ -76,6 +77,21 @@ def test_launch_problems__tell_of_another_precision(monkeypatch: pytest.MonkeyPa
     assert launch_problems(num_ranks=1, mixed_precision="bf16") == []
     (problem,) = launch_problems(num_ranks=1, mixed_precision="no")
     assert "asked for bf16, but the run's own setting decides: trainer.mixed_precision=no" in problem
+
+
+def test_launch_problems__tell_of_accumulation_that_is_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    (problem,) = launch_problems(num_ranks=1, mixed_precision="no")
+    assert "the run's own setting decides: optimization.gradient_accumulation_steps" in problem
+
+
+def test_main__marks_what_another_rank_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, mark in (("0", ""), ("3", "rank 3: ")):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["train", "--dataset", "nowhere", "--learner", "slca"]) == 2
+        assert capsys.readouterr().err.startswith(f"{mark}error: unknown data set 'nowhere'")
 
 
 @pytest.fixture(name="launch")

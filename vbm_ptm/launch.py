@@ -18,6 +18,11 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def rank_prefix() -> str:
+    """Return what marks a message of another rank than 0, which says the same or what it alone has met."""
+    return "" if is_main_process() else f"rank {os.environ['RANK']}: "
+
+
 def num_processes() -> int:
     """Return the number of ranks that were launched together."""
     return _integer("WORLD_SIZE") or 1
@@ -65,6 +70,11 @@ def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:
         problems.append(
             f"the launcher was asked for {asked_precision}, but the run's own setting decides: "
             f"trainer.mixed_precision={mixed_precision}."
+        )
+    if _integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS") > 1:
+        problems.append(
+            "the launcher was asked for gradient accumulation, but the run's own setting decides: "
+            "optimization.gradient_accumulation_steps."
         )
     return problems
 

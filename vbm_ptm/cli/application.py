@@ -11,7 +11,7 @@ import typer
 
 from vbm_ptm.cli import finished, inspection, training
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
-from vbm_ptm.launch import follow_launcher, is_main_process
+from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
 _ADVICE = {
@@ -96,7 +96,7 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
 
 def _fail(code: int, *messages: str) -> int:
     for message in messages[:_MAX_MESSAGES]:
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"{rank_prefix()}error: {message}\n")
     if len(messages) > _MAX_MESSAGES:
         sys.stderr.write(f"error: and {len(messages) - _MAX_MESSAGES} more; vbm-ptm check --json lists all\n")
     return code

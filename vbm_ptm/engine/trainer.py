@@ -300,6 +300,7 @@ class Trainer:
             )
         self._saved_steps = training.num_steps
         self.schedule.saved(num_steps=training.num_steps, began=began, ended=time.monotonic())
+        wait_for_ranks(self.accelerator)
 
     def _end_task(self, task: Task) -> None:
         self.learner.eval()
