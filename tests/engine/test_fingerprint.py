@@ -47,6 +47,9 @@ def test_task_fingerprints__find_what_may_not_change(
     prints = TaskFingerprints(learner, 1, build_accelerator(device="cpu"))
     prints.check_training()
     frozen, trained = prints.frozen_sha256, prints.trained_sha256
+    prints.check_resumed(frozen)
+    with pytest.raises(TrainingError, match="not those that task 1 began with"):
+        prints.check_resumed(frozen[::-1])
     with torch.no_grad():
         learner.heads.tasks[1].weight.add_(1)  # the task's own
     prints.check_training()

@@ -66,6 +66,21 @@ class TaskFingerprints:
         """One fingerprint of all that the task has trained and, once it has ended, made."""
         return combined(self._after)
 
+    def check_resumed(self, frozen_sha256: str) -> None:
+        """Raise if what is frozen is not what it was when the task began, before the run was stopped.
+
+        Args:
+            frozen_sha256: What this property was then.
+
+        Raises:
+            TrainingError: It differs: a run that ``check_training`` has stopped must not go on as if nothing were.
+        """
+        if frozen_sha256 != self.frozen_sha256:
+            raise TrainingError(
+                f"the frozen parameters are not those that task {self._task_index} began with: training has changed "
+                "them before the run was stopped. Start anew with another --output once the learner is corrected."
+            )
+
     def check_training(self) -> None:
         """Raise if training has changed what is frozen, or has left ranks unequal.
 

@@ -147,6 +147,7 @@ class Trainer:
         self.matrix = AccuracyMatrix()
         self.records: list[TaskRecord] = []
         self._has_shown_parameters = False
+        self._frozen_sha256 = ""
         # Of the task in progress: what it goes on from, and the position that was saved last.
         self._resumed: tuple[dict[str, Any], Mapping[str, Tensor]] | None = None
         self._saved_steps = 0
@@ -182,6 +183,9 @@ class Trainer:
         self.learner.to(self.accelerator.device)
         parameters = parameter_counts(self.learner)
         prints = TaskFingerprints(self.learner, task.index, self.accelerator)
+        self._frozen_sha256 = prints.frozen_sha256
+        if self._resumed is not None:
+            prints.check_resumed(self._resumed[0]["frozen_sha256"])
         if not self._has_shown_parameters:
             display.line(describe_parameters(self.learner))
             self._has_shown_parameters = True
@@ -289,7 +293,11 @@ class Trainer:
 
     def _save_inside_task(self, training: TaskTraining, started: float) -> None:
         began = time.monotonic()
-        position = {**training.state(), "seconds": began - started}
+        position = {
+            **training.state(),
+            "seconds": began - started,
+            "frozen_sha256": self._frozen_sha256,
+        }
         if self.store:
             self.log.sync()
             self.store.save_inside_task(
