@@ -16,7 +16,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import build, run
 from vbm_ptm.export import export
 from vbm_ptm.run_directory import RunDirectory
-from vbm_ptm.stored_learner import evaluate, load, predict
+from vbm_ptm.stored_learner import evaluate, evaluate_on, load, predict
 
 Tree = dict[str, Any]
 
@@ -114,3 +114,23 @@ def test_evaluate__of_a_run_without_a_finished_task(toy_tree: Callable[..., Tree
     for use in (evaluate, load, export):
         with pytest.raises(UsageError, match="holds no finished task yet; train at least one"):
             use(directory.path)
+
+
+def test_evaluate_on__measures_known_classes_by_name_and_refuses_others(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+) -> None:
+    result = run(toy_tree("nearest_mean"), output=tmp_path / "run")
+    known = result["tasks"][0]
+    for name in known:
+        shutil.copytree(toy_folder / "train" / name, tmp_path / "some/train" / name)
+        shutil.copytree(toy_folder / "test" / name, tmp_path / "some/test" / name)
+    (cell,) = evaluate_on(tmp_path / "run", str(tmp_path / "some")).rows[0]
+    assert cell is not None
+    counted = result["accuracy_counts"]["rows"][-1][0]
+    assert (cell.total, cell.class_incremental_top1) == (counted["total"], counted["class_incremental_top1"])
+    (tmp_path / "some/train" / known[0]).rename(tmp_path / "some/train/unheard of")
+    (tmp_path / "some/test" / known[0]).rename(tmp_path / "some/test/unheard of")
+    with pytest.raises(
+        UsageError, match=r"1 of 4 classes are not among those .* knows: unheard of\. It knows"
+    ):
+        evaluate_on(tmp_path / "run", str(tmp_path / "some"))
