@@ -27,7 +27,7 @@ from vbm_ptm.cli.options import (
     all_overrides,
     integers,
 )
-from vbm_ptm.cli.printing import show_plan, stdout
+from vbm_ptm.cli.printing import how_to_go_on, show_plan, stdout
 from vbm_ptm.errors import UsageError, unknown_name
 
 PRESET = "paper"
@@ -95,7 +95,8 @@ def reproduce(
     if not collect:
         kit.check_files(item for item in part if item.planned.output not in finished)
         runs = [item.planned for item in part]
-        failed = execute(runs, output=output, study=[item.planned for item in listed])["failed"]
+        with how_to_go_on("Repeat the command to go on."):
+            failed = execute(runs, output=output, study=[item.planned for item in listed])["failed"]
     if is_main_process():
         with exclusively(output):
             kit.write(listed, output)
@@ -273,7 +274,7 @@ class Kit:
 
     def write(self, listed: Sequence[ListedRun], output: Path) -> None:
         """Print the comparison with the paper, and keep it as ``paper_table.md`` and ``paper_table.json``."""
-        from vbm_ptm.engine.checkpoint import write_json
+        from vbm_ptm.engine.durable_files import write_json
         from vbm_ptm.report.paper_table import TableRun, compare_with_paper, markdown
         from vbm_ptm.study import finished_runs
 
