@@ -356,20 +356,31 @@ def _stop(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchm
             os.kill(os.getpid(), signal.SIGTERM)
 
     learner.register_forward_pre_hook(count)
-    run = new_run(learner, data, name=f"rank {rank}", epochs=20, batch_size=2, log_every=4)
+    run = new_run(learner, data, name=f"rank {rank}", epochs=2, batch_size=2, log_every=4)
     with run.stop.listening(), pytest.raises(TrainingInterrupted) as caught:
         run.trainer.fit()
     assert caught.value.exit_code == 143
     assert steps.count(True) == 4
 
 
-def test_fit__ranks_stop_at_the_same_step(
+def test_fit__ranks_stop_at_the_same_step_and_one_goes_on(
     benchmark_of_three: Benchmark,
     new_learner: Callable[..., Learner],
     new_run: Callable[..., Any],
     free_port: int,
 ) -> None:
     on_two_ranks(_stop, new_run, new_learner("finetune"), benchmark_of_three, port=free_port)
+    settings = {"epochs": 2, "batch_size": 2, "log_every": 4}
+    alone = new_run(new_learner("finetune"), benchmark_of_three, name="rank 0", goes_on=True, **settings)
+    assert alone.trainer.progress() == "0 of 3 tasks are finished, task 1 after 4 of 10 steps"
+    whole = new_run(new_learner("finetune"), benchmark_of_three, name="whole", **settings)
+    for run_ in (alone, whole):
+        run_.trainer.fit()
+    names = ("task", "epoch", "step", "images", "groups")
+    steps = [[[step[name] for name in names] for step in run_.events("step")] for run_ in (alone, whole)]
+    assert steps[0] == steps[1]
+    for key, tensor in whole.trainer.learner.state_dict().items():
+        torch.testing.assert_close(alone.trainer.learner.state_dict()[key], tensor, atol=1e-4, rtol=1e-3)
 
 
 def _run(rank: int, tree: dict[str, Any], folder: Path) -> None:
