@@ -181,11 +181,18 @@ def _walk(rank: int, fit: Callable[..., Any], new_run: Callable[..., Any], folde
     sent = []
     send = DistributedDataParallel._sync_buffers
     DistributedDataParallel._sync_buffers = lambda wrapper: sent.append(send(wrapper))  # type: ignore[method-assign]
+    unshared: list[None] = []
+    no_sync = DistributedDataParallel.no_sync
+    DistributedDataParallel.no_sync = lambda wrapper: unshared.append(None) or no_sync(wrapper)
+    num_unshared = 0
     for number, cell in enumerate(cells()):
         outcome = fit(new_run, cell, f"rank {rank} cell {number}")
+        num_parts = cell.gradient_accumulation_steps
+        num_unshared += len(outcome["shown"]) * (num_parts - 1) // num_parts
         safetensors.torch.save_file(outcome.pop("state"), folder / f"{number}-{rank}.safetensors")
         (folder / f"{number}-{rank}.json").write_text(json.dumps(outcome))
     assert not sent  # class statistics would travel in every step
+    assert len(unshared) == num_unshared  # gradients travel once a step, not with every micro-batch
 
 
 @pytest.fixture(scope="module")
