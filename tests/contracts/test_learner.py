@@ -6,6 +6,7 @@ The tasks are tensors and the loop is the smallest one; whole runs through the t
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -336,6 +337,29 @@ def test_learner__a_training_step_does_not_wait_for_the_device(build: Build) -> 
             output, labels[::3], num_views=3, num_global_groups=len(labels) // 3
         )
         loss.backward()
+
+
+def live_bytes() -> int:
+    """Return the bytes of all tensors that anything refers to, each storage once."""
+    gc.collect()
+    storages = [value.untyped_storage() for value in gc.get_objects() if issubclass(type(value), Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_learner__keeps_nothing_of_twenty_tasks_but_its_state(build: Build) -> None:
+    toy = toy_of(class_tasks(*[1] * 20))
+    learner = build(num_tasks=20)
+    kept = {}
+    for task in toy.tasks:
+        begin(learner, task)
+        train_task(learner, toy, task, steps=1)
+        learner.zero_grad()  # as the trainer leaves it
+        finish(learner, toy, task)
+        predict(learner)
+        if task.index in (1, 19):
+            state = sum(tensor.nbytes for tensor in [*learner.parameters(), *learner.buffers()])
+            kept[task.index] = live_bytes() - state
+    assert abs(kept[19] - kept[1]) < 4096  # a parameter's gradient, or a task's images, are more
 
 
 def test_learner__asks_for_nothing_but_images(trained: Learner) -> None:
