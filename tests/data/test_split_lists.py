@@ -95,8 +95,8 @@ def test_read_lists__says_what_is_wrong(name: str, content: bytes, problem: str,
 
 def test_read_lists__names_every_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("1.jpg\n")
-    with pytest.raises(UsageError, match=r"no file 'trian\.txt'.*Did you mean '.*train\.txt'") as caught:
-        read(tmp_path, train="trian.txt", test="*_test.txt")
+    with pytest.raises(UsageError, match=r"no file 'train_\.txt'.*Did you mean '.*train\.txt'") as caught:
+        read(tmp_path, train="train_.txt", test="*_test.txt")
     assert len(caught.value.problems) == 2
     assert caught.value.problems[1].startswith("dataset.test_list: no file '*_test.txt'")
 
