@@ -32,7 +32,6 @@ from vbm_ptm.errors import UsageError, unknown_name
 
 PRESET = "paper"
 # Which images are in which split is recorded by its hash.
-SPLITS = ("dataset.split_file", "dataset.train_list", "dataset.test_list")
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 Names = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
@@ -168,7 +167,7 @@ class Kit:
 
     def _listed_run(self, row: str, benchmark: str, *, num_views: int, order: int, output: Path) -> ListedRun:
         from vbm_ptm.config_tree import differences, merge
-        from vbm_ptm.run_directory import FREE_ON_RESUME, PLACES
+        from vbm_ptm.run_directory import FREE_ON_RESUME, LISTS, PLACES
         from vbm_ptm.study import StudyConfig, StudyRun, plan_study
 
         method = self.table.rows[row]
@@ -189,7 +188,7 @@ class Kit:
             merge(settings, {"backbone": {"checkpoint": str(file)}})
             planned = plan(settings, self.overrides)
         changes = differences(protocol, planned.config.model_dump(mode="json"))
-        expected = (*FREE_ON_RESUME, *PLACES, *SPLITS, "view_batch.num_views")
+        expected = (*FREE_ON_RESUME, *PLACES, *LISTS, "view_batch.num_views")
         changed = tuple(line for line in changes if not line.startswith(expected))
         return ListedRun(row, benchmark, num_views, order, planned, changed)
 
@@ -204,13 +203,19 @@ class Kit:
         Raises:
             UsageError: One message for each missing thing.
         """
-        problems = []
+        from vbm_ptm.data.datasets import split_lists_of
+
+        problems: list[str] = []
         for config in (item.planned.config for item in items):
             dataset, checkpoint = config.dataset, config.backbone.checkpoint
             if dataset.path is None and dataset.source is None:
                 problems.append(f"the images of {dataset.name} are needed: --data {dataset.name}=PATH.")
             if dataset.path is not None and not dataset.path.exists():
                 problems.append(f"--data {dataset.name}: there is nothing at {dataset.path}.")
+            try:
+                split_lists_of(dataset)
+            except UsageError as error:
+                problems += error.problems
             if checkpoint is not None and not checkpoint.is_file():
                 problems.append(
                     f"the weights {config.backbone.name} are needed: there is no {checkpoint.with_suffix('')} with "

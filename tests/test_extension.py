@@ -55,7 +55,7 @@ def hashes(directory: Path) -> dict[str, str]:
 
 
 def test_extend__once_and_twice_without_what_came_before(
-    small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
+    small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     before = run(small_tree("slca"), output=first)
@@ -64,6 +64,9 @@ def test_extend__once_and_twice_without_what_came_before(
     predictions = [list(predict(first, [image], task=task)) for task in (0, 1)]
     config = extension_config(first, dataset=str(new_folder))
     assert default_output(first, config) == tmp_path / "first+more"
+    with monkeypatch.context() as inside:
+        inside.chdir(first / "checkpoints")
+        assert default_output(Path(".."), config) == tmp_path / "first+more"
     result = run(config, output=second)
     assert hashes(first) == untouched
     again = compose(config_file=second / "config.yaml").validate()
@@ -108,6 +111,12 @@ def test_extend__once_and_twice_without_what_came_before(
     )
     folder = export(second)
     assert list(predict(folder, [image])) == list(predict(second, [image]))
+    cards = [(each / "README.md").read_text() for each in (folder, export(second, task=1))]
+    assert "# more by slca" in cards[0]
+    assert "the first 2 were learned by the run that was extended" in cards[0]
+    assert "# toy by slca" in cards[1]
+    assert "- dataset: toy\n" in cards[1]
+    assert "extended" not in cards[1]
     assert evaluate_on(folder, str(new_folder)).rows[0][0] == evaluate(second).rows[0][2]
 
     write_toy_folder(tmp_path / "last", ["class_14"])

@@ -106,6 +106,14 @@ def test_dry_run__filters(say: Say) -> None:
             ["--datasets", "cifar100", "--weights", "/nowhere"],
             "the weights vit_base_patch16_224.orig_in21k are needed: there is no /nowhere/vit_base_patch16_224.orig_",
         ),
+        (
+            [
+                *("--datasets", "imagenet_r", "--data", "imagenet_r=/nowhere"),
+                "--data",
+                "imagenet_r.split_file=/no.csv",
+            ],
+            "cannot read the list '/no.csv'",
+        ),
     ],
 )
 def test_reproduce__refuses_to_start_with_what_is_wrong_or_missing(

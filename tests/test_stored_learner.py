@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vbm_ptm.config import compose
+from vbm_ptm.data.datasets import load_image_dataset, write_split
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import build, run
@@ -86,21 +87,29 @@ def test_evaluate__finds_data_and_weights_that_have_moved(
     toy_tree: Callable[..., Tree], toy_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     tree = toy_tree("nearest_mean")
-    images, weights = tmp_path / "images", tmp_path / "weights.safetensors"
+    images, weights, split = (tmp_path / name for name in ("images", "weights.safetensors", "split.csv"))
+    write_split(load_image_dataset(compose(tree=tree).validate().dataset), split)
+    tree["dataset"]["split_file"] = str(split)
     tree["dataset"]["path"] = str(shutil.copytree(toy_folder, images))
     tree["backbone"]["checkpoint"] = str(shutil.copy(tiny_weights, weights))
     result = run(tree, output=tmp_path / "run")
     stored = (tmp_path / "run/config.yaml").read_bytes()
     shutil.rmtree(images)
     weights.unlink()
-    moved = [f"dataset.path={toy_folder}", f"backbone.checkpoint={tiny_weights}"]
-    for missing, message in ((moved[1:], r"images"), (moved[:1], r"weights\.safetensors")):
+    list_now = split.rename(tmp_path / "moved.csv")
+    places = f"dataset.path={toy_folder}", f"dataset.split_file={list_now}"
+    moved = [*places, f"backbone.checkpoint={tiny_weights}"]
+    for missing, message in (
+        (moved[1:], r"images"),
+        (moved[::2], r"split\.csv"),
+        (moved[:2], r"weights\.safe"),
+    ):
         with pytest.raises(UsageError, match=message):
             evaluate(tmp_path / "run", overrides=missing)
     again = evaluate(tmp_path / "run", overrides=moved)
     assert again.to_dict()["rows"][0] == result["accuracy_counts"]["rows"][-1]
     image = toy_folder / "test/class_03/0.png"
-    assert next(predict(tmp_path / "run", [image], overrides=moved[1:])).path == image
+    assert next(predict(tmp_path / "run", [image], overrides=moved[2:])).path == image
     assert (tmp_path / "run/config.yaml").read_bytes() == stored
     for other in ("learner.name=l2p", "dataset.name=x", "dataset.test_fraction=0.5", "nonsense"):
         with pytest.raises(UsageError, match="the run is finished as it is"):
@@ -128,6 +137,18 @@ def test_evaluate_on__measures_known_classes_by_name_and_refuses_others(
     assert cell is not None
     counted = result["accuracy_counts"]["rows"][-1][0]
     assert (cell.total, cell.class_incremental_top1) == (counted["total"], counted["class_incremental_top1"])
+    broken = next((tmp_path / "some/test" / known[0]).iterdir())
+    broken.write_bytes(b"")
+    (fewer,) = evaluate_on(
+        tmp_path / "run",
+        str(tmp_path / "some"),
+        overrides=["dataset.on_bad_image=skip", "data.num_workers=0"],
+    ).rows[0]
+    assert fewer is not None
+    assert fewer.total == cell.total - 1
+    broken.unlink()
+    with pytest.raises(UsageError, match="images are prepared as the learner was trained with"):
+        evaluate_on(tmp_path / "run", "digits", overrides=["dataset.transforms.strong=none"])
     (tmp_path / "some/train" / known[0]).rename(tmp_path / "some/train/unheard of")
     (tmp_path / "some/test" / known[0]).rename(tmp_path / "some/test/unheard of")
     with pytest.raises(

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vbm_ptm.config import compose
+from vbm_ptm.data.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.study import (
@@ -212,6 +213,23 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
         UsageError, match=r"started with another configuration .*class_order_seed: 1993 against 5"
     ):
         collect_finished(planned("scenario.class_order_seed=5"))
+
+
+def test_collect_finished__takes_lists_of_the_same_content_from_another_place(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+) -> None:
+    def planned(*overrides: str) -> list[PlannedRun]:
+        return plan_runs("mean", output=tmp_path / "out", overrides=overrides, **sources(toy_tree))
+
+    here, there = tmp_path / "split.csv", tmp_path / "there.csv"
+    write_split(load_image_dataset(planned()[0].config.dataset), here)
+    execute(planned(f"dataset.split_file={here}"), output=tmp_path / "out")
+    shutil.copy(here, there)
+    assert collect_finished(planned(f"dataset.split_file={there}"))["missing"] == []
+    there.write_text("".join(there.read_text().splitlines(keepends=True)[:-1]))
+    for other in (f"dataset.split_file={there}", "dataset.split_file=nowhere.csv", "dataset.split_file=null"):
+        with pytest.raises(UsageError, match=r"another configuration .*dataset\.split_file"):
+            collect_finished(planned(other))
 
 
 @given(costs=st.lists(st.integers(0, 50), max_size=12), count=st.integers(1, 5))

@@ -327,8 +327,12 @@ def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | N
     return "embedded" if "embedded" in presets else next(iter(presets), "none")
 
 
-def dataset_spec(dataset: str) -> DatasetSpec:
+def dataset_spec(dataset: str, *, overrides: Sequence[str] = ()) -> DatasetSpec:
     """Return what a data set's name, file or folder stands for, by itself.
+
+    Args:
+        dataset: As for ``compose``.
+        overrides: Items ``dataset.setting=value``.
 
     Raises:
         UsageError: It is unknown, or its settings are wrong.
@@ -336,6 +340,8 @@ def dataset_spec(dataset: str) -> DatasetSpec:
     composed = ComposedConfig()
     for tree_and_origin in _dataset_trees(dataset):
         composed.merge(*tree_and_origin)
+    for item in overrides:
+        composed.merge(parse_override(item), f"--set {item}")
     try:
         return DatasetSpec.model_validate(as_text(composed.tree.get("dataset", {})))
     except ValidationError as error:

@@ -16,7 +16,7 @@ import huggingface_hub
 
 import vbm_ptm
 from vbm_ptm.backbones import WeightsRecord, hub_facts
-from vbm_ptm.config import RunConfig
+from vbm_ptm.config import ComposedConfig, RunConfig
 from vbm_ptm.engine.checkpoint import Checkpoint
 from vbm_ptm.engine.portable import is_portable, write_portable
 from vbm_ptm.errors import UsageError
@@ -68,17 +68,21 @@ def export(
     matrix = AccuracyMatrix.from_dict(
         {"rows": checkpoint.state["matrix"]["rows"][: checkpoint.task_index + 1]}
     )
-    facts = _facts(config, learner, checkpoint, directory.result() or {}, weights)
-    is_from_hub = config.dataset.path is None and not str(config.dataset.source).startswith("builtin:")
+    composed = ComposedConfig()
+    composed.merge(checkpoint.state["config"], str(checkpoint.path))
+    made_with = composed.validate()  # of the run that was extended, if the task is one of that run's
+    facts = _facts(made_with, learner, checkpoint, directory.result() or {}, weights)
+    dataset = made_with.dataset
+    is_from_hub = dataset.path is None and not str(dataset.source).startswith("builtin:")
     base_model, base_license = hub_facts(weights.name)
     card = model_card(
         facts,
-        title=f"{config.dataset.name} by {config.learner.name}",
+        title=f"{dataset.name} by {config.learner.name}",
         matrix=matrix,
         tasks=[[names[index] for index in task.new_classes] for task in learner.tasks],
         base_model=base_model,
         base_license=base_license,
-        hub_dataset=config.dataset.source if is_from_hub else None,
+        hub_dataset=dataset.source if is_from_hub else None,
     )
     write_portable(
         folder,
@@ -141,6 +145,7 @@ def _facts(
         "views": config.view_batch.num_views,
         "scenario": f"{config.scenario.kind.replace('_', '-')}, {len(learner.tasks)} of "
         f"{len(checkpoint.state['tasks'])} tasks",
+        "earlier_tasks": _earlier_tasks(config),
         "dataset": dataset.name,
         "dataset_revision": dataset.revision,
         "training_images": sum(record["num_samples"] for record in records),
@@ -154,3 +159,13 @@ def _facts(
         "optimization": config.optimization.model_dump(mode="json"),
         "versions": result.get("versions", {"vbm_ptm": vbm_ptm.__version__}),
     }
+
+
+def _earlier_tasks(config: RunConfig) -> str | None:
+    """Say of an extended run what its data set and settings do not cover."""
+    if config.scenario.extends is None:
+        return None
+    return (
+        f"the first {config.scenario.num_earlier_tasks} were learned by the run that was extended; data set, split "
+        "and settings named here are those of the last one"
+    )

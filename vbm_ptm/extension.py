@@ -13,6 +13,7 @@ learner on it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,5 +83,7 @@ def extension_config(
 
 def default_output(run_directory: Path, config: RunConfig) -> Path:
     """Return where an extended run lies if nothing is said: beside the run that it extends."""
+    if run_directory.name in ("", ".."):  # it is called so from inside
+        run_directory = Path(os.path.abspath(run_directory))
     name = f"{run_directory.name}+{config.dataset.name.replace('/', '_')}"
     return run_directory.with_name(name)

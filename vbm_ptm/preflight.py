@@ -12,7 +12,7 @@ import numpy as np
 from vbm_ptm.backbones import load_vit
 from vbm_ptm.config import ComposedConfig, RunConfig
 from vbm_ptm.config_tree import leaves
-from vbm_ptm.data.datasets import ImageDatasets, load_image_dataset
+from vbm_ptm.data.datasets import DatasetSpec, ImageDatasets, load_image_dataset
 from vbm_ptm.data.integrity import shared_images
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
@@ -59,15 +59,16 @@ def survey(composed: ComposedConfig) -> Survey:
     """
     found = Survey()
     config = found.attempt(composed.validate)
-    if config is None:
-        return found
-    datasets = found.attempt(lambda: load_image_dataset(config.dataset))
-    setup = None if datasets is None else found.attempt(lambda: build(config, datasets=datasets))
-    if datasets is not None:
-        _survey_data(found, config, datasets)
-    if setup is None:
+    spec = found.attempt(composed.validate_dataset) if config is None else config.dataset
+    datasets = None if spec is None else found.attempt(lambda: load_image_dataset(spec))
+    setup: Setup | None = None
+    if config is not None and datasets is not None:
+        setup = found.attempt(lambda: build(config, datasets=datasets))
+    if spec is not None and datasets is not None:
+        _survey_data(found, spec, datasets)
+    if setup is None and config is not None:
         found.attempt(lambda: _load_weights(config))
-    else:
+    if setup is not None:
         _survey_tasks(found, setup)
         _survey_cost(found, setup)
     return found
@@ -97,14 +98,14 @@ def _load_weights(config: RunConfig) -> None:
     load_vit(backbone.name, backbone.checkpoint, image_size=backbone.image_size)
 
 
-def _survey_data(found: Survey, config: RunConfig, datasets: ImageDatasets) -> None:
+def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> None:
     record, train, test = datasets.record, datasets.train, datasets.test
     found.data = dict(record)
     found.warnings += record["warnings"]
     expected = record["expected"] or {}
     if expected.get("problem"):
         (found.warnings if expected["has_own_split"] else found.faults).append(
-            f"data set '{config.dataset.name}': {expected['problem']}"
+            f"data set '{spec.name}': {expected['problem']}"
         )
     shared = [
         (train.source_name(one), test.source_name(other))
@@ -113,10 +114,10 @@ def _survey_data(found: Survey, config: RunConfig, datasets: ImageDatasets) -> N
     if shared:
         pairs = some_names((f"{other} = {one}" for one, other in shared), limit=5)
         found.warnings.append(f"{len(shared)} test images are also training images, byte for byte: {pairs}")
-        logger.warning("%s: %s", config.dataset.name, found.warnings[-1])
+        logger.warning("%s: %s", spec.name, found.warnings[-1])
     found.data["shared_images"] = [list(pair) for pair in shared]
     found.facts |= {
-        "data set": config.dataset.name,
+        "data set": spec.name,
         **(
             {"variant": expected["variant"] or f"unknown, most like {expected['nearest']}"}
             if expected

@@ -22,6 +22,7 @@ import yaml
 
 from vbm_ptm.config import ComposedConfig, RunConfig
 from vbm_ptm.config_tree import differences, parse_override, read_yaml
+from vbm_ptm.data.datasets import split_lists_of
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.engine.durable_files import remove_partials, write_file
 from vbm_ptm.errors import UsageError
@@ -31,9 +32,10 @@ FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "trainer.trackers
 
 # Settings that say where things lie, of which a result holds the hash.
 PLACES = ("dataset.path", "backbone.checkpoint")
+LISTS = ("dataset.split_file", "dataset.train_list", "dataset.test_list")
 
 # Settings of a stored run that may be given anew where it is used.
-FREE_IN_USE = (*PLACES, "dataset.verify", "data.", "device")
+FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data.", "device")
 
 _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", ".config.yaml.partial"}
@@ -89,7 +91,7 @@ class RunDirectory:
     def finished_result(self, config: RunConfig) -> dict[str, Any] | None:
         """Read the result of a run with this configuration if it is there and finished.
 
-        Where images and weights lie may differ: the result holds their hashes.
+        Where images and weights lie may differ, and where lists of the same content do: the result holds their hashes.
 
         Raises:
             UsageError: The directory belongs to another configuration.
@@ -97,7 +99,10 @@ class RunDirectory:
         result = self.result()
         if result is None or result["status"] != "finished":
             return None
-        self._refuse(self._differences(config, free=(*FREE_ON_RESUME, *PLACES)))
+        lines = self._differences(config, free=(*FREE_ON_RESUME, *PLACES))
+        if any(line.startswith(LISTS) for line in lines) and _has_lists_of(config, result):
+            lines = [line for line in lines if not line.startswith(LISTS)]
+        self._refuse(lines)
         return result
 
     def checkpoint(self, task: int | None = None) -> Checkpoint:
@@ -225,6 +230,18 @@ class RunDirectory:
                 f"{self.path} was started with another configuration (stored against given): {_some(lines)}. "
                 "Resume with the stored settings or give another --output."
             )
+
+
+def _has_lists_of(config: RunConfig, result: Mapping[str, Any]) -> bool:
+    """Return whether the lists of a configuration are here and, byte for byte, those that made a result."""
+    try:
+        lists = split_lists_of(config.dataset).record
+    except UsageError:
+        return False
+    recorded = result["data"].get("lists", [])
+    return [(each["split"], each["sha256"]) for each in lists] == [
+        (each["split"], each["sha256"]) for each in recorded
+    ]
 
 
 def _some(lines: Sequence[str], limit: int = 10) -> str:

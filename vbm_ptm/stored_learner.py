@@ -85,7 +85,7 @@ def evaluate_on(
         dataset: As for ``compose``: a folder, a parquet file, a YAML file or a name.
         task: As for ``load``.
         device: As for ``load``.
-        overrides: As for ``load``.
+        overrides: As for ``load``; what begins with ``dataset.`` is of this data set.
 
     Returns:
         A matrix with a single cell: among all classes that the learner has seen, and among those of the data set.
@@ -93,8 +93,14 @@ def evaluate_on(
     Raises:
         UsageError: The learner has not learned a class of that name.
     """
-    stored = load(path, task=task, device=device, overrides=overrides)
-    datasets = load_image_dataset(dataset_spec(dataset))
+    of_dataset = [item for item in overrides if item.startswith("dataset.")]
+    for item in of_dataset:
+        if item.startswith("dataset.transforms"):
+            raise UsageError(f"--set {item}: images are prepared as the learner was trained with.")
+    stored = load(
+        path, task=task, device=device, overrides=[item for item in overrides if item not in of_dataset]
+    )
+    datasets = load_image_dataset(dataset_spec(dataset, overrides=of_dataset))
     known = {name: index for index, name in enumerate(stored.class_names)}
     unknown = [name for name in datasets.class_names if name not in known]
     if unknown:

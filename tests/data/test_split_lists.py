@@ -112,3 +112,12 @@ def test_write_split_file__is_read_back_and_replaces_nothing(tmp_path: Path) -> 
         write_split_file(tmp_path / "s.csv", rows)
     write_split_file(tmp_path / "d.csv", [("a.jpg", "train", "dog", "real")])
     assert read(tmp_path, split="d.csv").entries[0].domain == "real"
+
+
+def test_write_split_file__makes_its_folder_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
+    rows = [("a.jpg", "train", "dog", None)]
+    write_split_file(tmp_path / "new/folder/s.csv", rows)
+    assert read(tmp_path, split="new/folder/s.csv").entries == [("a.jpg", "train", "dog", None)]
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file/deep/s\.csv lies below .*file, which is a file"):
+        write_split_file(tmp_path / "file/deep/s.csv", rows)

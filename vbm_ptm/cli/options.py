@@ -36,7 +36,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="What has moved since, or how to compute: dataset.path=…, backbone.checkpoint=…, data.…=….",
+        help="What has moved since, or how to compute: dataset.path=…, dataset.split_file=…, backbone.checkpoint=…, data.…=….",
     ),
 ]
 TaskNumber = Annotated[

@@ -25,7 +25,7 @@ from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.integrity import Verification, check_source
 from vbm_ptm.data.listed_split import DividedSource, divide
 from vbm_ptm.data.sources import DIGITS, Columns, Source, SourceSplit, open_digits, open_hub, open_path
-from vbm_ptm.data.split_lists import ListFiles, SplitName, read_lists, write_split_file
+from vbm_ptm.data.split_lists import ListFiles, SplitLists, SplitName, read_lists, write_split_file
 from vbm_ptm.data.splits import hold_out, select_domains, split_sha256
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError, some_names, unknown_name
@@ -227,6 +227,20 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     )
 
 
+def split_lists_of(spec: DatasetSpec) -> SplitLists:
+    """Read the lists of a configuration; empty if it names none.
+
+    Raises:
+        UsageError: One is missing or cannot be read as a list.
+    """
+    return read_lists(
+        spec.path,
+        split_file=spec.split_file,
+        train_list=() if spec.split_file else spec.train_list or (),
+        test_list=() if spec.split_file else spec.test_list or (),
+    )
+
+
 def write_split(datasets: ImageDatasets, path: Path) -> None:
     """Write which image is in which split as a CSV file that ``dataset.split_file`` takes.
 
@@ -246,12 +260,7 @@ def write_split(datasets: ImageDatasets, path: Path) -> None:
 
 def _read_splits(source: Source, spec: DatasetSpec) -> DividedSource:
     """Divide a source by the lists of a configuration."""
-    lists = read_lists(
-        spec.path,
-        split_file=spec.split_file,
-        train_list=() if spec.split_file else spec.train_list or (),
-        test_list=() if spec.split_file else spec.test_list or (),
-    )
+    lists = split_lists_of(spec)
     divided = divide(source, lists.entries, domains=spec.domains)
     if divided.problems and not len(divided.source.train.labels):
         raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in divided.problems))
