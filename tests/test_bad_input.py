@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from miniatures import write_toy_folder
 from PIL import Image
 
 from vbm_ptm.cli import main
@@ -109,7 +110,10 @@ WRONG_OPTIONS = {
     "seed and seeds": (["--seeds", "1,2", "--seed", "3"], "one seed or a list of seeds, not both"),
     "lengths": (["--seeds", "1,2", "--class-order-seeds", "1"], "2 seeds and 1 class-order seeds"),
     "seeds twice": (["--seeds", "1,1"], "seeds given more than once: 1"),
-    "stop of many": (["--seeds", "1,2", "--stop-after-task", "1"], "--stop-after-task is for a single run"),
+    "stop of many": (
+        ["--seeds", "1,2", "--stop-after-task", "1"],
+        "--stop-after-task and --skip-damaged are for a",
+    ),
     "class-order seed": (["--class-order-seed", "-1"], "scenario.class_order_seed is -1"),
     "data set path": (
         ["--dataset", "nowhere/birds"],
@@ -315,11 +319,9 @@ def test_train__says_what_it_could_not_write_and_goes_on_later(
 ) -> None:
     output = tmp_path / "run"
     real = os.fsync
-    calls = []
 
     def full(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) > 8:
+        if (output / "checkpoints" / "task_00").is_dir():
             raise OSError(code, os.strerror(code))
         real(descriptor)
 
@@ -333,6 +335,27 @@ def test_train__says_what_it_could_not_write_and_goes_on_later(
     one, two = (json.loads((path / "result.json").read_text()) for path in (output, finished))
     assert one["metrics"] == two["metrics"]
     assert one["status"] == "finished"
+
+
+def test_extend__says_what_it_could_not_copy_and_goes_on_later(
+    finished: Path, tmp_path: Path, refused: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, output = write_toy_folder(tmp_path / "more", ["class_12", "class_13"]), tmp_path / "run"
+    command = ["extend", str(finished), "--dataset", str(folder), "--output", str(output)]
+    real = shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "state.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(target))
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", full)
+        said = refused(*command)
+    assert said.startswith(str(output))
+    assert "state.json: No space left on device. Free some space" in said
+    assert {file.name for file in output.iterdir()} == {".lock", "config.yaml", "log.jsonl"}
+    assert main([*command, "--resume"]) == 0
 
 
 def test_evaluate_and_predict__need_a_run(
@@ -364,15 +387,15 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "half of the weights": (
         "checkpoints/statistics/task_01.safetensors",
         lambda file: file.write_bytes(file.read_bytes()[:-10]),
-        "is damaged (SHA-256 differs",
+        "is damaged (its SHA-256 is not",
     ),
     "no weights": ("checkpoints/statistics/task_01.safetensors", Path.unlink, "is missing or empty"),
     "half of the state": (
         "checkpoints/task_02/state.json",
         lambda file: file.write_text(file.read_text()[:100]),
-        "cannot be read",
+        "state.json is damaged",
     ),
-    "no state": ("checkpoints/task_02/state.json", Path.unlink, "cannot be read"),
+    "no state": ("checkpoints/task_02/state.json", Path.unlink, "is missing or empty"),
     "the configuration": (
         "config.yaml",
         lambda file: file.write_text("optimization: {epoch: 1}\nlearner: {name: slca}\n"),
@@ -398,12 +421,14 @@ def test_train__refuses_to_go_on_from_damage(
     assert f"{run / 'result.json'} is damaged" in refused(*command, str(run))
     (run / "result.json").unlink()
     state = run / "checkpoints" / "task_02" / "state.json"
-    state.write_text("{")
-    assert "Remove it to go on from before" in refused(*command, str(run))
-    shutil.rmtree(state.parent)
-    assert main([*command, str(run)]) == 0
-    one, two = (json.loads((path / "result.json").read_text()) for path in (run, finished))
-    assert one["metrics"] == two["metrics"]
+    for is_finished in (False, True):  # a finished run whose learner is damaged is of no use either
+        state.write_text("{")
+        if not is_finished:
+            assert "give --resume --skip-damaged" in refused(*command, str(run))
+        assert main([*command, str(run), "--skip-damaged"]) == 0
+        assert main(["evaluate", str(run)]) == 0
+        one, two = (json.loads((path / "result.json").read_text()) for path in (run, finished))
+        assert one["metrics"] == two["metrics"]
 
 
 def test_train__refuses_other_weights_on_resume(

@@ -181,7 +181,7 @@ def run(
     directory = RunDirectory(Path(output))
     directory.check(config, resume=resume)
     finished = directory.result()
-    if finished and finished["status"] == "finished":
+    if finished and finished["status"] == "finished" and not (skip_damaged and _is_damaged(directory)):
         return finished
     accelerator = build_accelerator(
         device=config.device,
@@ -274,6 +274,15 @@ def _train(
         if is_main:
             write_json(directory.path / "result.json", result)
     return result
+
+
+def _is_damaged(directory: RunDirectory) -> bool:
+    """Return whether the learner of a finished run is lost, so that its last task has to be trained again."""
+    try:
+        directory.checkpoint().verify()
+    except UsageError:
+        return True
+    return False
 
 
 def _newest_checkpoint(

@@ -191,8 +191,16 @@ class RunDirectory:
         shutil.copyfile(source.path / "log.jsonl", self.path / "log.jsonl")
         partial = self.path / _PARTIAL_CHECKPOINTS
         shutil.rmtree(partial, ignore_errors=True)
-        inside_tasks = shutil.ignore_patterns("last_*", ".*")
-        shutil.copytree(source.path / "checkpoints", partial, ignore=inside_tasks)
+        checkpoints = source.path / "checkpoints"
+        try:
+            for file in checkpoints.rglob("*"):
+                name = file.relative_to(checkpoints)
+                if file.is_file() and not name.parts[0].startswith(("last_", ".")):
+                    (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, partial / name)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk, to free its space
+            raise
         partial.rename(self.path / "checkpoints")
 
     def _require_config(self) -> Path:

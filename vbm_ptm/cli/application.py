@@ -16,7 +16,8 @@ from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
 _ADVICE = {
     **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT), "Free some space or give another --output; --resume goes on."
+        (errno.ENOSPC, errno.EDQUOT),
+        "Free some space or give another --output; training goes on by --resume.",
     ),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
@@ -90,7 +91,7 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
         advice = _ADVICE.get(error.errno or 0)
         if advice is None:
             raise
-        return _fail(2, f"{error.filename or 'while writing'}: {error.strerror}. {advice}")
+        return _fail(2, f"{error.filename2 or error.filename or 'while writing'}: {error.strerror}. {advice}")
     return 0
 
 

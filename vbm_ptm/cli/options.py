@@ -36,7 +36,8 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="What has moved since, or how to compute: dataset.path=…, dataset.split_file=…, backbone.checkpoint=…, data.…=….",
+        help="What has moved since, or how to compute: dataset.path=…, dataset.split_file=…, "
+        "backbone.checkpoint=…, data.…=….",
     ),
 ]
 TaskNumber = Annotated[
