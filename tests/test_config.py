@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
-from vbm_ptm.config import compose
+from vbm_ptm.config import compose, dataset_spec
 from vbm_ptm.config_tree import as_text, differences, list_configs, parse_override, read_yaml
 from vbm_ptm.data.scenario import build_scenario
 from vbm_ptm.errors import UsageError
@@ -522,3 +522,10 @@ def test_configs__cut_the_benchmarks_as_published(dataset: str, num_classes: int
     assert [len(task.classes) for task in scenario.tasks] == sizes
     first = np.random.RandomState(1993).permutation(num_classes)[: sizes[0]]
     assert [int(scenario.class_names[index]) for index in scenario.tasks[0].classes] == first.tolist()
+
+
+def test_dataset_spec__calls_a_folder_by_its_whole_name(tmp_path: Path) -> None:
+    (tmp_path / "site.a").mkdir()
+    (tmp_path / "birds.parquet").touch()
+    names = [dataset_spec(str(tmp_path / name)).name for name in ("site.a", "birds.parquet")]
+    assert names == ["site.a", "birds"]
