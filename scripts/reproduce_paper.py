@@ -272,7 +272,7 @@ class Kit:
             if not self.has_data(benchmark):
                 known = self.table.benchmarks[benchmark]
                 stdout().print(
-                    f"{benchmark}: the images are not at hand (--data {benchmark}=PATH); assumed are {known.origin}: "
+                    f"{benchmark}: the images are not at hand (--data {benchmark}=PATH); assumed: {known.origin}, "
                     f"{known.num_train:,} for training, {known.num_test:,} for testing.",
                     soft_wrap=True,
                 )

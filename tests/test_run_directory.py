@@ -94,7 +94,11 @@ def test_claimed__never_leaves_half_a_configuration(
 
 
 @pytest.mark.parametrize(
-    "override", ["data.num_workers=1", "data.evaluation_batch_size=7", "checkpoint.keep=all", "device=cpu"]
+    "override",
+    [
+        *("data.num_workers=1", "data.evaluation_batch_size=7", "checkpoint.keep=all", "device=cpu"),
+        *("dataset.verify=none", "backbone.gradient_checkpointing=true", "trainer.rank_timeout_minutes=3"),
+    ],
 )
 def test_check__permits_what_changes_no_number(
     override: str, written: RunDirectory, config: RunConfig
@@ -176,7 +180,7 @@ def test_check__says_why_an_existing_folder_is_not_that_of_the_run(
         written.check(other, resume=True)
     sections = {"optimization": {"epochs": 9, "batch_size": 24, "learning_rate": 1.0, "momentum": 0.1}}
     names = {
-        "dataset": {"name": "x", "path": "/x", "image_column": "y", "label_column": "y", "verify": "none"}
+        "dataset": {"name": "x", "path": "/x", "image_column": "y", "label_column": "y", "domain_column": "y"}
     }
     tree = config.model_dump(mode="json") | {"seed": 1, "preset": "embedded"}
     other = compose(tree=merged(tree, sections | names)).validate()

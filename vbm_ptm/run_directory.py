@@ -28,7 +28,10 @@ from vbm_ptm.engine.durable_files import remove_partials, write_file
 from vbm_ptm.errors import UsageError
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
-FREE_ON_RESUME = ("data.", "checkpoint.", "trainer.log_every", "trainer.trackers", "device")
+FREE_ON_RESUME = (
+    *("data.", "checkpoint.", "device", "dataset.verify", "backbone.gradient_checkpointing"),
+    *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes"),
+)
 
 # Settings that say where things lie, of which a result holds the hash.
 PLACES = ("dataset.path", "backbone.checkpoint")

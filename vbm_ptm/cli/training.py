@@ -67,7 +67,7 @@ def train(
         if stop_after_task or skip_damaged:
             raise UsageError("--stop-after-task and --skip-damaged are for a single run.")
         first = plan_runs("", output=Path(), overrides=chosen, **sources)[0].config
-        folder = output or _default_output(first)
+        folder = output or _default_output(first, ending="-seeds")
         if folder.exists() and not resume:
             raise UsageError(
                 f"--output {folder} exists already. Go on with it by --resume, or give another folder."
@@ -143,8 +143,8 @@ def study(
     _show_study(collected, details=details)
 
 
-def _default_output(config: Any) -> Path:
-    name = f"{config.dataset.name}-{config.learner.name}-v{config.view_batch.num_views}"
+def _default_output(config: Any, *, ending: str = "") -> Path:
+    name = f"{config.dataset.name}-{config.learner.name}-v{config.view_batch.num_views}{ending}"
     return Path("runs") / name.replace("/", "_")
 
 

@@ -286,7 +286,8 @@ def _task_sizes(config: ScenarioConfig, num_classes: int) -> tuple[int, ...]:
     else:
         raise UsageError(
             f"nothing says how {num_classes} classes are divided into tasks: set scenario.num_tasks, "
-            "scenario.increment (with or without scenario.first_task_size) or scenario.task_sizes"
+            "scenario.increment (with or without scenario.first_task_size) or scenario.task_sizes; or, for a task per "
+            "domain, scenario.kind=domain_incremental"
         )
     if config.num_tasks not in (None, len(sizes)):
         raise UsageError(

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 DIGITS = "builtin:digits"
 _HUB_TIMEOUT_SECONDS = 5.0
+_EXPECTED_TABLE = "Give a parquet file, or a folder with train*.parquet and test*.parquet."
 
 T = TypeVar("T")
 
@@ -102,7 +103,9 @@ def open_path(path: Path, *, columns: Columns, layout: Layout, train_split: str,
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         nearest = nearest_name(path.name, siblings)
         hint = f" Did you mean '{path.parent / nearest}'?" if nearest else ""
-        raise UsageError(f"dataset.path: there is nothing at '{path}'.{hint} {expected_tree(path, layout)}")
+        is_table = path.suffix.lower() == ".parquet"
+        expected = _EXPECTED_TABLE if is_table else expected_tree(path, layout)
+        raise UsageError(f"dataset.path: there is nothing at '{path}'.{hint} {expected}")
     path = path.absolute()
     if path.is_file():
         if path.suffix.lower() != ".parquet":

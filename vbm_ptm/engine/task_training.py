@@ -5,6 +5,7 @@ Shapes: G groups of this rank, V views, N = G * V images.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -122,7 +123,10 @@ class TaskTraining:
         self._optimizer = build_optimizer(self.optimization, self.groups)
         load_optimizer_tensors(self._optimizer, self.learner, self._restored)
         # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
-        model, optimizer = self.accelerator.prepare(_TrainingForward(self.learner), self._optimizer)
+        with warnings.catch_warnings():
+            # Accelerate knows no other word for it yet.
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+            model, optimizer = self.accelerator.prepare(_TrainingForward(self.learner), self._optimizer)
         self.display.show(self._where())
         while not self.is_complete:
             loader.set_epoch(self.epoch, start_step=self.step)
