@@ -319,7 +319,7 @@ def test_train__stops_after_a_task_as_planned_and_goes_on(
     assert main([*command, "--stop-after-task", "2"]) == 0
     stopped = capsys.readouterr().err
     assert "stopped after task 2 as planned; 2 of 3 tasks are finished, saved in" in stopped
-    assert "--resume" in stopped
+    assert "--resume, without --stop-after-task or with a later one" in stopped
     assert result_of(output)["status"] == "interrupted"
     assert main(["evaluate", str(output), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["equals_training"] is True

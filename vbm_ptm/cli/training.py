@@ -84,7 +84,8 @@ def train(
 
     (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
     folder = output or _default_output(planned.config)
-    with how_to_go_on("Go on with the same command and --resume."):
+    without = ", without --stop-after-task or with a later one" if stop_after_task else ""
+    with how_to_go_on(f"Go on with the same command and --resume{without}."):
         result = run(
             planned.config,
             output=folder,
