@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset, Image
+from torch import Tensor
 
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.stored_learner import evaluate
 
 Tree = dict[str, Any]
@@ -45,8 +49,12 @@ def test_evaluate__a_deleted_test_class_changes_its_own_task_alone(
 
 
 @pytest.mark.parametrize("learner", ["s_iprompt", "nearest_mean"])
-def test_evaluate__overwritten_domains_change_no_prediction(
-    learner: str, toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+def test_evaluate__overwritten_domains_change_no_score(
+    learner: str,
+    toy_tree: Callable[..., Tree],
+    toy_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The domain, which is the task here, sorts test images into the tasks they are reported under; no more."""
     names = [f"class_{index:02d}" for index in range(4)]
@@ -70,8 +78,23 @@ def test_evaluate__overwritten_domains_change_no_prediction(
     tree["dataset"] |= {"path": str(tmp_path / "table"), "domain_column": "domain"}
     tree["scenario"] = {"kind": "domain_incremental"}
     assert run(tree, output=tmp_path / "run")["domains"] == ["clay", "ink", "oil"]
+    scores: dict[bytes, Tensor] = {}
+    predict = learner_class(learner).predict
+
+    def watched(self: Learner, images: Tensor, query: Tensor | None = None) -> Tensor:
+        found = predict(self, images, query)
+        scores.update((image.numpy().tobytes(), row) for image, row in zip(images, found, strict=True))
+        return found
+
+    monkeypatch.setattr(learner_class(learner), "predict", watched)
     before = counts(tmp_path / "run")
+    scores_before = dict(scores)
+    scores.clear()
     write("test", lambda number: "ink")
     after = counts(tmp_path / "run")
+    assert len(scores) == 16
+    assert scores.keys() == scores_before.keys()
+    for image, row in scores.items():
+        torch.testing.assert_close(row, scores_before[image], atol=1e-5, rtol=1e-5)
     assert [total for _, total in after] == [0, 16, 0]
     assert sum(correct for correct, _ in after) == sum(correct for correct, _ in before)
