@@ -60,7 +60,7 @@ def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> Non
     assert runs["cifar100-l2p-v1", "1996"][:3] == ["10", "15,650", "250,000"]
     # Looked at: 50,000 for features and 10,000 x (0.1 + ... + 1) in tests, each a third.
     assert runs["cifar100-slca-v1", "1993"][3] == f"{(1_000_000 + (50_000 + 55_000) / 3) / 100 / 3600:.2f}"
-    assert "assumed: CODA-Prompt's split, the same number of images for each class: 24,000 for" in shown
+    assert "assumed: CODA-Prompt's split, the same number of images for each class, 24,000 for" in shown
     assert "all: 48 runs" in shown
 
 
