@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vbm_ptm.class_statistics import draw, gaussian_factor
+from vbm_ptm.class_statistics import diagonal_factor, draw, gaussian_factor, pooled_factor
 from vbm_ptm.randomness import seeded
 
 
@@ -120,3 +120,26 @@ def test_draw__uses_the_global_generator_or_the_given_one() -> None:
         assert torch.equal(state, torch.default_generator.get_state())
     assert first.dtype == torch.float32
     assert torch.equal(first, given_one)
+
+
+def test_diagonal_factor__holds_standard_deviations_and_draws_by_them() -> None:
+    features = random_features(40, 5)
+    mean, deviations = diagonal_factor(features)
+    torch.testing.assert_close(mean, features.mean(dim=0))
+    torch.testing.assert_close(deviations, features.std(dim=0))
+    assert diagonal_factor(features[:1])[1].tolist() == [0.0] * 5
+    draws = draw(mean, deviations, 200_000, generator=torch.Generator().manual_seed(0))
+    expected = torch.diag(deviations.square() + 1e-4)
+    torch.testing.assert_close(covariance(draws), expected, atol=0.02 * float(expected.max()), rtol=0)
+
+
+def test_pooled_factor__is_the_covariance_within_classes() -> None:
+    sizes = (7, 4, 1)
+    labels = torch.tensor([5] * 7 + [2] * 4 + [9])
+    features = random_features(12, 3) + labels[:, None]
+    parts = [features[labels == each] for each in (5, 2, 9)]
+    scatter = sum((part - part.mean(dim=0)).T @ (part - part.mean(dim=0)) for part in parts)
+    factor = pooled_factor(features, labels)
+    assert factor.shape == (3, 3)
+    torch.testing.assert_close(factor.T @ factor, scatter / (12 - len(sizes)), atol=1e-9, rtol=1e-9)
+    assert pooled_factor(features[-2:], labels[-2:]).shape == (0, 3)

@@ -1,8 +1,9 @@
 """Gaussians of class features, kept as a mean and a factor of the covariance, and draws from them.
 
 With the factor F (R,D) the covariance is F'F + 1e-4 I. Nothing is decomposed when drawing, and F'F is the
-exact sample covariance for every class size from 1 up, where a Cholesky factor of it fails or is NaN.
-Shapes: N images of one class, D width, R = min(N-1, D) rows of a factor.
+exact sample covariance for every class size from 1 up, where a Cholesky factor of it fails or is NaN. A diagonal
+covariance has a vector of standard deviations in place of F.
+Shapes: N images of one class, or of K classes, D width, R = min(N-1, D), or min(N-K, D), rows of a factor.
 """
 
 from __future__ import annotations
@@ -30,6 +31,24 @@ def gaussian_factor(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, scales[:rank, None] * directions[:rank] / math.sqrt(num_images - 1)
 
 
+def diagonal_factor(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (D,) and the standard deviations (D,) of features (N,D), both float64; 0 for one image."""
+    mean, factor = gaussian_factor(features)
+    deviations: Tensor = factor.square().sum(dim=0).sqrt()
+    return mean, deviations
+
+
+def pooled_factor(features: Tensor, labels: Tensor) -> Tensor:
+    """Return the float64 factor (R,D) of the covariance within classes, of features (N,D) with labels (N,)."""
+    classes, positions = labels.unique(return_inverse=True)
+    means = torch.stack([features[labels == each].double().mean(dim=0) for each in classes])
+    _, scales, directions = torch.linalg.svd(features.double() - means[positions], full_matrices=False)
+    freedom = len(labels) - len(classes)
+    rank = min(freedom, features.shape[1])
+    factor: Tensor = scales[:rank, None] * directions[:rank] / math.sqrt(max(freedom, 1))
+    return factor
+
+
 def draw(
     mean: Tensor,
     factor: Tensor,
@@ -43,7 +62,7 @@ def draw(
 
     Args:
         mean: (D,).
-        factor: (R,D) of ``gaussian_factor``.
+        factor: (R,D) of ``gaussian_factor`` or ``pooled_factor``, or (D,) of ``diagonal_factor``.
         count: Number of draws.
         mean_scale: Factor on the mean alone; SLCA lets old classes' means decay with it.
         jitter_std: Standard deviation of what is added in every direction.
@@ -53,4 +72,5 @@ def draw(
     def noise(columns: int) -> Tensor:
         return torch.randn(count, columns, generator=generator, dtype=mean.dtype, device=mean.device)
 
-    return mean_scale * mean + noise(len(factor)) @ factor + jitter_std * noise(len(mean))
+    spread = noise(len(factor)) @ factor if factor.ndim == 2 else noise(len(mean)) * factor
+    return mean_scale * mean + spread + jitter_std * noise(len(mean))

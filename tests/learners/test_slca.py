@@ -371,3 +371,28 @@ class TestStageOne:
         assert norm.eps == (1e-5 if is_fresh else 1e-6)
         assert norm.weight.unique().tolist() == [1.0 if is_fresh else 2.0]
         assert norm.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("covariance", "num_numbers"), [("diagonal", 2 * 2), ("shared", 2 + 6), ("full", 2 + 2 * 3)]
+)
+def test_slca__covariances_of_three_kinds(
+    build: Build, given_features: Any, covariance: str, num_numbers: int
+) -> None:
+    """Two classes of four images a task: vectors of the backbone's width that are kept, and restored."""
+    learner = build("slca", alignment_epochs=30, covariance=covariance)
+    tasks = class_tasks(2, 2)
+    live_through(learner, tasks, given_features)
+    assert sum(tensor.numel() for tensor in learner.statistics_of(tasks[1]).values()) == num_numbers * WIDTH
+    assert learner.statistics_size([4, 4]) == num_numbers * WIDTH
+    assert learner.report(tasks[1]) == {"statistics_bytes": 4 * num_numbers * WIDTH}
+    features = F.one_hot(torch.arange(4), WIDTH).float() * 10
+    scores = learner.predict(torch.empty(4, 3, 32, 32), query=features)
+    assert scores.argmax(1).tolist() == [0, 1, 2, 3]
+
+    again = build("slca", alignment_epochs=30, covariance=covariance)
+    for task in tasks:
+        again.begin_task(task)
+        again.allocate(task, learner.finished_shapes(task))
+    again.load_state_dict(learner.state_dict())
+    assert are_equal(copies(learner), copies(again))

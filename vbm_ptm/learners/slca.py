@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vbm_ptm.backbones import PromptableViT
-from vbm_ptm.class_statistics import draw, gaussian_factor
+from vbm_ptm.class_statistics import diagonal_factor, draw, gaussian_factor, pooled_factor
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import (
@@ -52,6 +53,7 @@ class SLCAConfig(LearnerConfig):
         alignment_learning_rate: Rate at the first alignment epoch, annealed by a cosine per epoch.
         alignment_momentum: Momentum of alignment's SGD.
         alignment_weight_decay: Weight decay of alignment's SGD.
+        covariance: "full" (as published) or "diagonal" for each class, or one "shared" by the classes of a task.
         mean_decay: Oldest means are scaled down by at most this much, the newest not at all.
         logit_normalization_temperature: Temperature of the logit normalisation; None for plain cross-entropy.
     """
@@ -64,6 +66,7 @@ class SLCAConfig(LearnerConfig):
     alignment_learning_rate: float = Field(default=0.01, gt=0)
     alignment_momentum: float = Field(default=0.9, ge=0, lt=1)
     alignment_weight_decay: float = Field(default=5e-4, ge=0)
+    covariance: Literal["full", "diagonal", "shared"] = "full"
     mean_decay: float = Field(default=0.1, ge=0, le=1)
     logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
 
@@ -111,11 +114,15 @@ class SLCA(Learner):
     def end_task(self, task: Task, features: Features) -> None:
         """Model the task's classes as Gaussians and align a copy of all heads."""
         values, labels, _ = features()
-        tensors = {}
+        tensors, covariance = {}, self.config.covariance
         for class_index in task.classes:
-            mean, factor = gaussian_factor(values[labels == class_index].double())
+            gaussian = diagonal_factor if covariance == "diagonal" else gaussian_factor
+            mean, factor = gaussian(values[labels == class_index].double())
             tensors[f"mean_{class_index}"] = mean.to(values.dtype)
-            tensors[f"factor_{class_index}"] = factor.to(values.dtype)
+            if covariance != "shared":
+                tensors[f"factor_{class_index}"] = factor.to(values.dtype)
+        if covariance == "shared":
+            tensors["factor"] = pooled_factor(values, labels).to(values.dtype)
         self.statistics[str(task.index)] = TaskStatistics(tensors).to(next(self.heads.parameters()).device)
         self._copy_heads()
         if task.index > 0:
@@ -127,9 +134,17 @@ class SLCA(Learner):
         self._copy_heads()
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
-        """Return the numbers in a mean and a factor per class."""
-        width = self.backbone.width
+        """Return the numbers in a mean per class and in the factors."""
+        width, trained = self.backbone.width, [count for count in class_sizes if count]
+        if self.config.covariance == "diagonal":
+            return 2 * width * len(class_sizes)
+        if self.config.covariance == "shared":
+            return width * (len(class_sizes) + min(sum(trained) - len(trained), width))
         return sum(width * (1 + min(max(count - 1, 0), width)) for count in class_sizes)
+
+    def report(self, task: Task) -> dict[str, Any]:
+        """Return the bytes that the Gaussians of the task take."""
+        return {"statistics_bytes": sum(tensor.nbytes for tensor in self.statistics_of(task).values())}
 
     def _copy_heads(self) -> TaskHeads:
         self.aligned_heads = copy.deepcopy(self.heads).requires_grad_(False)
@@ -177,7 +192,10 @@ class SLCA(Learner):
             statistics = self.statistics_of(task)
             scale = 1 - self.config.mean_decay * (1 - (task.index + 1) / newest)
             for class_index in task.classes:
-                mean, factor = statistics[f"mean_{class_index}"], statistics[f"factor_{class_index}"]
+                mean = statistics[f"mean_{class_index}"]
+                factor = statistics[
+                    "factor" if self.config.covariance == "shared" else f"factor_{class_index}"
+                ]
                 draws.append(draw(mean, factor, count, mean_scale=scale, generator=generator))
                 labels.append(torch.full((count,), class_index, device=mean.device))
         return torch.cat(draws), torch.cat(labels)
