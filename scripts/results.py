@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vbm_ptm.study import headline
+from vbm_ptm.study import seconds as study_seconds
+
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "runs"
 SECONDS = DOCS / "results" / "seconds.json"
@@ -40,7 +43,8 @@ def keep(study: Path, *, data: str | None) -> int:
         if result["status"] != "finished":
             continue
         run = f"{study.name}/{file.parent.relative_to(study).as_posix()}"
-        seconds[run] = round(sum(sum(task.values()) for task in result.pop("timings")["tasks"]), 1)
+        seconds[run] = round(study_seconds(result), 1)
+        del result["timings"]
         kept = KEPT / run / "result.json"
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")
@@ -62,10 +66,10 @@ def tables(study: str) -> str:
     ]
     for label, runs in lines.items():
         cells = [
-            _spread([_top(result, 1)[name] for result in runs.values()])
+            _spread([headline(result)[name] for result in runs.values()])
             for name in ("average_incremental_accuracy", "last_accuracy", "forgetting")
         ]
-        cells.append(_spread([_top(result, 5)["last_accuracy"] for result in runs.values()]))
+        cells.append(_spread([headline(result, top=5)["last_accuracy"] for result in runs.values()]))
         took = [seconds[f"{study}/{label}/{name}".rstrip("/")] for name in runs]
         cells += [
             f"{statistics.fmean(took):.0f}",
@@ -82,7 +86,7 @@ def tables(study: str) -> str:
         names = sorted(runs.keys() & baselines.keys()) if label.endswith("-V4") else []
         if names:
             cells = [
-                _differences([(_top(runs[name], 1)[key], _top(baselines[name], 1)[key]) for name in names])
+                _differences([(headline(runs[name])[key], headline(baselines[name])[key]) for name in names])
                 for key in ("average_incremental_accuracy", "last_accuracy", "forgetting")
             ]
             pairs.append(f"| `{label.removesuffix('-V4')}` | {' | '.join(cells)} | {len(names)} |")
@@ -96,11 +100,6 @@ def page_with_tables(page: str) -> str:
         return f"<!-- {found[1]} -->\n\n{tables(found[1])}\n\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", renew, page, flags=re.DOTALL)
-
-
-def _top(result: Result, k: int) -> dict[str, float | None]:
-    numbers: dict[str, float | None] = result["metrics"]["class_incremental"][f"top{k}"]
-    return numbers
 
 
 def _spread(values: Sequence[float | None]) -> str:

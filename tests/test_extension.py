@@ -96,8 +96,8 @@ def test_extend__once_and_twice_without_what_came_before(
 
     shutil.rmtree(first)
     shutil.rmtree(tmp_path / "toy/train")
-    assert [cell and cell.total for cell in evaluate(second).rows[0]] == [None, None, 8]
-    assert evaluate(second).to_dict()["rows"][0] == rows[2]
+    assert [cell and cell.total for cell in evaluate(second).rows[-1]] == [None, None, 8]
+    assert evaluate(second).to_dict()["rows"][-1] == rows[2]
     write_toy_folder(tmp_path / "toy2", [f"class_{index:02d}" for index in range(4)])
     image = tmp_path / "toy2/test/class_02/0.png"
     for task in (0, 1):
@@ -117,14 +117,14 @@ def test_extend__once_and_twice_without_what_came_before(
     assert "# toy by slca" in cards[1]
     assert "- dataset: toy\n" in cards[1]
     assert "extended" not in cards[1]
-    assert evaluate_on(folder, str(new_folder)).rows[0][0] == evaluate(second).rows[0][2]
+    assert evaluate_on(folder, str(new_folder)).rows[0][0] == evaluate(second).rows[-1][2]
 
     write_toy_folder(tmp_path / "last", ["class_14"])
     twice = run(extension_config(second, dataset=str(tmp_path / "last")), output=third)
     assert twice["tasks"][2:] == [["class_12", "class_13"], ["class_14"]]
     assert twice["accuracy_counts"]["rows"][:3] == rows
     assert twice["accuracy_counts"]["rows"][3][:3] == [None, None, None]
-    assert evaluate(third).to_dict()["rows"][0] == twice["accuracy_counts"]["rows"][3]
+    assert evaluate(third).to_dict()["rows"][-1] == twice["accuracy_counts"]["rows"][3]
     with pytest.raises(UsageError, match=r"task 3 is one of .*second, and its images are not part of"):
         evaluate(third, task=2)
 
@@ -175,7 +175,7 @@ def test_extend__known_classes_need_to_be_meant(small_tree: Callable[..., Tree],
     assert result["class_names"] == [*before["class_names"], "class_12"]
     assert result["tasks"][2] == ["class_12"]
     assert result["accuracy_counts"]["rows"][2][2]["total"] == 8
-    assert evaluate(tmp_path / "second").to_dict()["rows"][0] == result["accuracy_counts"]["rows"][2]
+    assert evaluate(tmp_path / "second").to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][2]
 
 
 @pytest.mark.parametrize("learner", ["slca", "s_iprompt"])
@@ -207,7 +207,7 @@ def test_extend__a_domain(small_tree: Callable[..., Tree], tmp_path: Path) -> No
     state = json.loads((tmp_path / "second/checkpoints/task_02/state.json").read_text())
     assert [task["domain"] for task in state["tasks"]] == ["clipart", "real", "sketch"]
     assert result["accuracy_counts"]["rows"][2][2]["total"] == 8
-    assert evaluate(tmp_path / "second").to_dict()["rows"][0] == result["accuracy_counts"]["rows"][2]
+    assert evaluate(tmp_path / "second").to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][2]
 
     real = str(tmp_path / "real")
     with pytest.raises(UsageError, match="domain 'real' was learned before"):

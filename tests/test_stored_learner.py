@@ -25,7 +25,12 @@ Tree = dict[str, Any]
 def test_evaluate__measures_what_training_measured(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     result = run(toy_tree(), output=tmp_path / "run")
     again = evaluate(tmp_path / "run")
-    assert again.to_dict()["rows"][0] == result["accuracy_counts"]["rows"][-1]
+    assert again.to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][-1]
+    trained, measured = (each["class_incremental"]["top1"] for each in (result["metrics"], again.summary()))
+    assert measured["last_accuracy"] == trained["last_accuracy"]
+    # One measurement says nothing of these.
+    assert measured["average_incremental_accuracy"] is None
+    assert measured["forgetting"] is measured["backward_transfer"] is None
 
 
 def test_predict__sees_every_image_as_evaluation_does(
@@ -107,7 +112,7 @@ def test_evaluate__finds_data_and_weights_that_have_moved(
         with pytest.raises(UsageError, match=message):
             evaluate(tmp_path / "run", overrides=missing)
     again = evaluate(tmp_path / "run", overrides=moved)
-    assert again.to_dict()["rows"][0] == result["accuracy_counts"]["rows"][-1]
+    assert again.to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][-1]
     image = toy_folder / "test/class_03/0.png"
     assert next(predict(tmp_path / "run", [image], overrides=moved[2:])).path == image
     assert (tmp_path / "run/config.yaml").read_bytes() == stored
@@ -152,6 +157,6 @@ def test_evaluate_on__measures_known_classes_by_name_and_refuses_others(
     (tmp_path / "some/train" / known[0]).rename(tmp_path / "some/train/unheard of")
     (tmp_path / "some/test" / known[0]).rename(tmp_path / "some/test/unheard of")
     with pytest.raises(
-        UsageError, match=r"1 of 4 classes are not among those .* knows: unheard of\. It knows"
+        UsageError, match=r"1 of 4 classes are not among those .* knows: 'unheard of'\. It knows"
     ):
         evaluate_on(tmp_path / "run", str(tmp_path / "some"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UsageError(ValueError):
@@ -53,6 +53,12 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> str:
     nearest = nearest_name(given, names)
     hint = f" Did you mean '{nearest}'?" if nearest else ""
     return f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names) or '(none)'}."
+
+
+def some_lines(lines: Sequence[str], *, limit: int = 10) -> str:
+    """Return the first lines in one and how many more there are."""
+    rest = f"; and {len(lines) - limit} more" if len(lines) > limit else ""
+    return "; ".join(lines[:limit]) + rest
 
 
 def some_names(names: Iterable[str], *, limit: int = 10) -> str:

@@ -298,9 +298,8 @@ def _newest_checkpoint(
         try:
             checkpoint = read_checkpoint(path)
             checkpoint.verify()
-            if (
-                checkpoint.task_index >= setup.benchmark.first_task
-            ):  # those before are of the run that is extended
+            is_own = checkpoint.task_index >= setup.benchmark.first_task  # not of the run that is extended
+            if is_own:
                 directory.check_same_run(checkpoint.state["config"], setup.config, what=str(path))
             return checkpoint
         except UsageError as error:

@@ -211,7 +211,7 @@ class AccuracyMatrix:
         self, change: Callable[[Sequence[float], float], float], *, top: TopK, scope: Scope
     ) -> float | None:
         """Return the mean over all old tasks of a function of (accuracies before the last row, last)."""
-        if self._rows and None in self._rows[-1]:
+        if self.rows_with_gaps:
             return None
         changes = []
         for task in range(len(self._rows) - 1):

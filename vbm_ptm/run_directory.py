@@ -25,7 +25,7 @@ from vbm_ptm.config_tree import differences, parse_override, read_yaml
 from vbm_ptm.data.datasets import split_lists_of
 from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.engine.durable_files import remove_partials, write_file
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UsageError, some_lines
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = (
@@ -151,8 +151,8 @@ class RunDirectory:
         lines = self._differences(config, free=FREE_ON_RESUME)
         if lines and not resume:
             raise UsageError(
-                f"--output {self.path} exists already, from other settings (stored against given): {_some(lines)}. "
-                "Give this run a folder of its own by --output."
+                f"--output {self.path} exists already, from other settings (stored against given): "
+                f"{some_lines(lines)}. Give this run a folder of its own by --output."
             )
         if not resume:
             raise UsageError(
@@ -228,7 +228,7 @@ class RunDirectory:
         lines = _differing(composed.validate(), config, free=(*FREE_ON_RESUME, *PLACES))
         if lines:
             raise UsageError(
-                f"{what} belongs to another run, of another configuration (stored against given): {_some(lines)}. "
+                f"{what} belongs to another run, of another configuration (stored against given): {some_lines(lines)}. "
                 "To go on from the checkpoint before it, give --resume --skip-damaged."
             )
 
@@ -238,7 +238,7 @@ class RunDirectory:
     def _refuse(self, lines: Sequence[str]) -> None:
         if lines:
             raise UsageError(
-                f"{self.path} was started with another configuration (stored against given): {_some(lines)}. "
+                f"{self.path} was started with another configuration (stored against given): {some_lines(lines)}. "
                 "Resume with the stored settings or give another --output."
             )
 
@@ -253,11 +253,6 @@ def _has_lists_of(config: RunConfig, result: Mapping[str, Any]) -> bool:
     return [(each["split"], each["sha256"]) for each in lists] == [
         (each["split"], each["sha256"]) for each in recorded
     ]
-
-
-def _some(lines: Sequence[str], limit: int = 10) -> str:
-    rest = f"; and {len(lines) - limit} more" if len(lines) > limit else ""
-    return "; ".join(lines[:limit]) + rest
 
 
 def _differing(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:

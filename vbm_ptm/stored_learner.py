@@ -25,7 +25,7 @@ from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator
 from vbm_ptm.engine.checkpoint import Checkpoint, restore
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.portable import is_portable, read_portable
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.experiment import build, build_learner, restore_checked
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
@@ -48,7 +48,8 @@ def evaluate(
         overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
 
     Returns:
-        A matrix whose only row is the new measurement.
+        A matrix whose last row is the new measurement; the rows before it are gaps, since those learners were not
+        measured.
     """
     directory = RunDirectory(Path(run_directory))
     config = directory.config(overrides)
@@ -67,7 +68,9 @@ def evaluate(
     setup.learner.to(accelerator.device)
     evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
     tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
-    return AccuracyMatrix([[*[None] * num_gaps, *evaluator.evaluate(setup.learner, tasks[num_gaps:])]])
+    cells = evaluator.evaluate(setup.learner, tasks[num_gaps:])
+    not_measured = ([None] * (earlier + 1) for earlier in range(checkpoint.task_index))
+    return AccuracyMatrix([*not_measured, [*[None] * num_gaps, *cells]])
 
 
 def evaluate_on(
@@ -106,8 +109,7 @@ def evaluate_on(
     if unknown:
         raise UsageError(
             f"--dataset {dataset}: {len(unknown)} of {len(datasets.class_names)} classes are not among those that the "
-            f"learner knows: {', '.join(unknown[:10])}. It knows {', '.join(stored.class_names[:10])}"
-            f"{' and more' if len(known) > 10 else ''}."
+            f"learner knows: {some_names(unknown)}. It knows {some_names(stored.class_names)}."
         )
     indices = np.array([known[name] for name in datasets.class_names], dtype=np.int64)
     everything = Task(0, tuple(sorted(indices.tolist())), (), len(known))

@@ -354,6 +354,10 @@ def test_load_image_dataset__says_what_is_wrong_with_a_path(tmp_path: Path) -> N
         load(tmp_path / "flovers")
     with pytest.raises(UsageError, match="nothing at"):
         load(tmp_path / "not" / "there")
+    with pytest.raises(
+        UsageError, match=r"nothing at '.*x\.parquet'\. Give a parquet file, or a folder with"
+    ):
+        load(tmp_path / "x.parquet")
     (tmp_path / "flowers.zip").touch()
     with pytest.raises(UsageError, match=r"is a file\. Give an image folder"):
         load(tmp_path / "flowers.zip")

@@ -164,7 +164,7 @@ class TestTaskSizes:
     @pytest.mark.parametrize(
         ("settings", "words"),
         [
-            ({}, ["12 classes", "scenario.num_tasks"]),
+            ({}, ["12 classes", "scenario.num_tasks", "scenario.kind=domain_incremental"]),
             ({"first_task_size": 6}, ["12 classes", "scenario.num_tasks"]),
             ({"num_tasks": 13}, ["13", "12 classes"]),
             ({"num_tasks": 3, "first_task_size": 11}, ["3", "1 classes", "2 tasks"]),

@@ -283,7 +283,7 @@ def _drift(rank: int, new_run: Callable[..., Any], learner: Learner, data: Bench
 
     learner.register_forward_pre_hook(meddle)
     run = new_run(learner, data, name=f"rank {rank}")
-    expected = r"after training on task 1 rank 1 differs from rank 0 in heads\.tasks\.1\.bias\."
+    expected = r"after training on task 1 rank 1 differs from rank 0 in 'heads\.tasks\.1\.bias'\."
     with pytest.raises(TrainingError, match=expected):
         run.trainer.fit()
     assert len(run.trainer.records) == 1
@@ -304,7 +304,7 @@ def _begin_differently(rank: int, new_run: Callable[..., Any], learner: Learner,
         with torch.no_grad():
             learner.backbone.vit.cls_token.add_(1e-3)
     run = new_run(learner, data, name=f"rank {rank}")
-    expected = r"at the beginning of task 0 rank 1 differs from rank 0 in backbone\.vit\.cls_token"
+    expected = r"at the beginning of task 0 rank 1 differs from rank 0 in 'backbone\.vit\.cls_token'"
     with pytest.raises(TrainingError, match=expected):
         run.trainer.fit()
 
@@ -392,7 +392,7 @@ def test_fit__ranks_stop_at_the_same_step_and_one_goes_on(
 
 def _run(rank: int, tree: dict[str, Any], folder: Path) -> None:
     """Two runs: one whose ranks were started differently, and one into a folder that no rank finds."""
-    expected = "rank 1 differs from rank 0 in optimization, seed. Start the same command on every machine"
+    expected = "rank 1 differs from rank 0 in 'optimization', 'seed'. Start the same command on every machine"
     different = {
         **tree,
         "seed": 5 + rank,

@@ -53,7 +53,7 @@ def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatri
 
     state = RunDirectory(run).checkpoint(index).state
     trained = AccuracyMatrix.from_dict(state["matrix"])
-    is_equal = measured.rows[0] == trained.rows[state["task_index"]]
+    is_equal = measured.rows[-1] == trained.rows[state["task_index"]]
     if as_json:
         print_json({"metrics": measured.summary(), "equals_training": is_equal})
         return
@@ -61,7 +61,7 @@ def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatri
         values["domain"] or ", ".join(state["class_names"][index] for index in values["classes"])
         for values in state["evaluation_tasks"]
     ]
-    stdout().print(task_table(measured, names[: len(measured.rows[0])], after=0))
+    stdout().print(task_table(measured, names[: len(measured.rows[-1])], after=-1))
     verdict = "the same counts as" if is_equal else "OTHER counts than"
     stdout().print(f"after task {state['task_index'] + 1}: {verdict} training measured")
 

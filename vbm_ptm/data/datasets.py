@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from vbm_ptm.data.sources import DIGITS, Columns, Source, SourceSplit, open_digi
 from vbm_ptm.data.split_lists import ListFiles, SplitLists, SplitName, read_lists, write_split_file
 from vbm_ptm.data.splits import hold_out, select_domains, split_sha256
 from vbm_ptm.data.transforms import TransformsConfig
-from vbm_ptm.errors import UsageError, some_names, unknown_name
+from vbm_ptm.errors import UsageError, some_lines, some_names, unknown_name
 from vbm_ptm.settings import AbsolutePath, Settings
 
 __all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_image_dataset"]
@@ -314,8 +314,8 @@ def _compare(
     problem = None
     if compared.differences:
         problem = (
-            f"not the images of '{compared.variant}': {_first(compared.differences)}. Look for what is missing, or "
-            "set dataset.expected=null if these are the images you want"
+            f"not the images of '{compared.variant}': {some_lines(compared.differences, limit=4)}. Look for what "
+            "is missing, or set dataset.expected=null if these are the images you want"
         )
     if compared.missing_domains and not spec.domains:
         warnings.append(
@@ -441,8 +441,3 @@ def _describe(split: ImageSplit, class_names: tuple[str, ...]) -> dict[str, Any]
 def _count_domains(domains: NDArray[np.str_]) -> dict[str, int]:
     names, counts = np.unique(domains, return_counts=True)
     return dict(zip(names.tolist(), counts.tolist(), strict=True))
-
-
-def _first(differences: Sequence[str], limit: int = 4) -> str:
-    rest = f"; and {len(differences) - limit} more" if len(differences) > limit else ""
-    return "; ".join(differences[:limit]) + rest

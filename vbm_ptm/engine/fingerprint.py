@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from vbm_ptm.errors import TrainingError
+from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
 
 
@@ -92,7 +92,8 @@ class TaskFingerprints:
         if changed:
             raise TrainingError(
                 f"training on task {self._task_index} has changed {len(changed)} of {len(now)} frozen parameters: "
-                f"{_some(changed)}. The learner writes into them; requires_grad alone does not prevent that."
+                f"{some_names(changed, limit=5)}. The learner writes into them; requires_grad alone does not prevent "
+                "that."
             )
         self._after = fingerprints(self._trained)
         self._compare_ranks(self._after, "after training on")
@@ -137,9 +138,4 @@ def difference_between_ranks(prints: Mapping[str, str], accelerator: Accelerator
         for name in of_rank[0] | of_rank[others[0]]
         if of_rank[others[0]].get(name) != of_rank[0].get(name)
     ]
-    return f"rank {', '.join(map(str, others))} differs from rank 0 in {_some(names)}"
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+    return f"rank {', '.join(map(str, others))} differs from rank 0 in {some_names(names, limit=5)}"

@@ -115,8 +115,8 @@ class SLCA(Learner):
         """Model the task's classes as Gaussians and align a copy of all heads."""
         values, labels, _ = features()
         tensors, covariance = {}, self.config.covariance
+        gaussian = diagonal_factor if covariance == "diagonal" else gaussian_factor
         for class_index in task.classes:
-            gaussian = diagonal_factor if covariance == "diagonal" else gaussian_factor
             mean, factor = gaussian(values[labels == class_index].double())
             tensors[f"mean_{class_index}"] = mean.to(values.dtype)
             if covariance != "shared":
@@ -135,11 +135,11 @@ class SLCA(Learner):
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers in a mean per class and in the factors."""
-        width, trained = self.backbone.width, [count for count in class_sizes if count]
+        width = self.backbone.width
         if self.config.covariance == "diagonal":
             return 2 * width * len(class_sizes)
         if self.config.covariance == "shared":
-            return width * (len(class_sizes) + min(sum(trained) - len(trained), width))
+            return width * (len(class_sizes) + min(sum(class_sizes) - len(class_sizes), width))
         return sum(width * (1 + min(max(count - 1, 0), width)) for count in class_sizes)
 
     def report(self, task: Task) -> dict[str, Any]:
