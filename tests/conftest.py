@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ TINY_VIT = "test_vit.r160_in1k"
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was() -> Iterator[None]:
+    """Commands set handlers of their own, which would outlive a test."""
+    logger = logging.getLogger("vbm_ptm")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture(scope="session")

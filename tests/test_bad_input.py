@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from PIL import Image
 from vbm_ptm.cli import main
 
 Say = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def _logger_as_it_was() -> Iterator[None]:
-    logger = logging.getLogger("vbm_ptm")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +29,6 @@ SIZES = {"train": (9, 5, 7), "test": (3, 2, 4)}
 COLOURS = {"train": (220, 30, 30), "test": (30, 220, 30), "10": (30, 30, 220)}
 
 FINISHED = ("--seed", "3", "--class-order-seed", "5", "--device", "cpu", "--set", "checkpoint.keep=all")
-
-
-@pytest.fixture(autouse=True)
-def _logger_as_it_was() -> Iterator[None]:
-    logger = logging.getLogger("vbm_ptm")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def coloured(name: str, number: int) -> Image.Image:

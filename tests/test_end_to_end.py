@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +20,6 @@ SMALL = {
     "slca": ["learner.alignment_epochs=1", "learner.alignment_samples_per_class=4"],
     "coda_prompt": ["learner.pool_size=20"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _logger_as_it_was() -> Iterator[None]:
-    logger = logging.getLogger("vbm_ptm")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 class Terminal:

@@ -134,6 +134,7 @@ def test_train__under_accelerate_on_two_ranks(launch: Callable[..., Any], tmp_pa
     for line in expected:
         assert said.count(line) == 1
     assert "asked for" not in said
+    assert "deprecated" not in said
     tasks = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
     assert [event["task"] for event in tasks if event["event"] == "begin_task"] == [0, 1, 2]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,6 @@ from miniatures import domainnet_miniature, imagenet_r_miniature
 from vbm_ptm.cli import main
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _logger_as_it_was() -> Iterator[None]:
-    logger = logging.getLogger("vbm_ptm")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing
+from launching import become_rank
 from torch import Tensor, nn
 
 from vbm_ptm.cli import main
@@ -170,14 +170,7 @@ def test_build_accelerator__refuses_sharding_in_one_message(
 
 
 def _meet_nobody(_: int, rank: int, port: int) -> None:
-    names = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    os.environ.update({name: str(value) for name, value in names.items()})
+    become_rank(rank, port)
     expected = (
         rf"rank {rank} did not meet all 2 processes of this run at 127.0.0.1:{port} within 0.02 minutes"
     )
@@ -191,14 +184,7 @@ def test_build_accelerator__waits_for_other_ranks_only_so_long(rank: int, free_p
 
 
 def _write_alone(rank: int, port: int) -> None:
-    names = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    os.environ.update({name: str(value) for name, value in names.items()})
+    become_rank(rank, port)
     accelerator = build_accelerator(device="cpu", rank_timeout=timedelta(seconds=6))
     assert accelerator.num_processes == 2
     if accelerator.is_main_process:

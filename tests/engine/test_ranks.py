@@ -20,6 +20,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.multiprocessing
+from launching import become_rank
 from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -163,14 +164,7 @@ def on_two_ranks(function: Callable[..., None], *arguments: Any, port: int) -> N
 
 
 def _join_and_call(rank: int, port: int, function: Callable[..., None], arguments: Sequence[Any]) -> None:
-    names = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    os.environ.update({name: str(value) for name, value in names.items()})
+    become_rank(rank, port)
     torch.set_num_threads(1)
     function(rank, *arguments)
     torch.distributed.destroy_process_group()

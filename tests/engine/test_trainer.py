@@ -172,6 +172,22 @@ class TestCounts:
         assert [are_equal(one, two) for one, two in itertools.pairwise(states)] == [False] * 3
         assert [len(row) for row in run.trainer.matrix.rows] == [1, 2, 3]
 
+    @pytest.mark.parametrize(
+        ("name", "expected"), [("linear_probe", ["task 1 has one class"]), ("nearest_mean", [])]
+    )
+    def test_fit__says_that_a_task_of_one_class_has_nothing_to_tell_apart(
+        self,
+        new_benchmark: NewBenchmark,
+        new_learner: NewLearner,
+        new_run: NewRun,
+        caplog: pytest.LogCaptureFixture,
+        name: str,
+        expected: list[str],
+    ) -> None:
+        new_run(new_learner(name, num_tasks=2), new_benchmark([3, 3, 3], task_sizes=(2, 1))).trainer.fit()
+        said = [message.partition(":")[0] for message in caplog.messages if "class" in message]
+        assert said == expected
+
 
 PROMPT_LEARNERS = {"l2p", "dualprompt", "coda_prompt", "s_prompt_pp"}
 

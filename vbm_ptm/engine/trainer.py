@@ -265,6 +265,12 @@ class Trainer:
                 "task %d has %d samples: %d views in place of %d",
                 *(task.index, len(training.visits), training.num_views, self.view_batch.num_views),
             )
+        if training.num_planned_steps and len(task.classes) == 1:
+            logger.warning(
+                "task %d has one class: a loss over the classes of the task alone has nothing to tell apart, so that "
+                "only the end of the task can teach the learner anything",
+                task.index,
+            )
         started = time.monotonic()
         if self._resumed is not None:
             position, optimizer = self._resumed
