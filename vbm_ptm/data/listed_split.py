@@ -107,10 +107,7 @@ def _pool(source: Source) -> SourceSplit:
     train, test = source.train, source.test
     if test is None:
         return train
-    label_names = (
-        *train.label_names,
-        *(name for name in test.label_names if name not in set(train.label_names)),
-    )
+    label_names = tuple(dict.fromkeys((*train.label_names, *test.label_names)))
     ids = {name: index for index, name in enumerate(label_names)}
     mapping = np.array([ids[name] for name in test.label_names], dtype=np.int64)
     has_domains = train.domains is not None and test.domains is not None

@@ -90,9 +90,8 @@ class Learner(nn.Module):
     """
 
     config_class: ClassVar[type[LearnerConfig]]
-    is_trained: ClassVar[bool] = (
-        True  # False: there are never any parameter groups, and a task takes zero steps
-    )
+    # False: there are never any parameter groups, and a task takes zero steps.
+    is_trained: ClassVar[bool] = True
     task_columns: Tensor
 
     def __init__(self, backbone: PromptableViT, config: Any, *, num_tasks: int) -> None:

@@ -117,9 +117,12 @@ class SLCA(Learner):
         tensors, covariance = {}, self.config.covariance
         gaussian = diagonal_factor if covariance == "diagonal" else gaussian_factor
         for class_index in task.classes:
-            mean, factor = gaussian(values[labels == class_index].double())
-            tensors[f"mean_{class_index}"] = mean.to(values.dtype)
-            if covariance != "shared":
+            own = values[labels == class_index].double()
+            if covariance == "shared":
+                tensors[f"mean_{class_index}"] = own.mean(dim=0).to(values.dtype)
+            else:
+                mean, factor = gaussian(own)
+                tensors[f"mean_{class_index}"] = mean.to(values.dtype)
                 tensors[f"factor_{class_index}"] = factor.to(values.dtype)
         if covariance == "shared":
             tensors["factor"] = pooled_factor(values, labels).to(values.dtype)
