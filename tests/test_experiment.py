@@ -14,6 +14,7 @@ from vbm_ptm.config import compose
 from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import banner, build, run
+from vbm_ptm.run_directory import RunDirectory
 from vbm_ptm.stored_learner import evaluate
 
 Tree = dict[str, Any]
@@ -38,6 +39,33 @@ def test_run__is_the_same_twice_and_when_interrupted(toy_tree: Callable[..., Tre
         == weights_of(tmp_path / "three", 2)
     )
     assert one["task_records"] == three["task_records"]
+
+
+def test_run__goes_on_where_images_and_weights_have_moved(
+    toy_tree: Callable[..., Tree], toy_folder: Path, tiny_weights: Path, tmp_path: Path
+) -> None:
+    whole = run(toy_tree(), output=tmp_path / "whole")
+    output, images, weights = (tmp_path / name for name in ("run", "images", "weights.safetensors"))
+    with pytest.raises(TrainingInterrupted):
+        run(toy_tree(), output=output, stop_after_task=1)
+    tree = toy_tree()
+    tree["dataset"]["path"] = str(shutil.copytree(toy_folder, images))
+    tree["backbone"]["checkpoint"] = str(shutil.copy(tiny_weights, weights))
+    with pytest.raises(UsageError, match=r"exists already, from other settings"):
+        run(tree, output=output)
+    before = (output / "config.yaml").read_bytes()
+    image = next(images.glob("train/*/*.png"))
+    other = image.rename(image.with_name("other.png"))
+    with pytest.raises(UsageError, match="the images or their split are not those"):
+        run(tree, output=output, resume=True)
+    other.rename(image)
+    assert (output / "config.yaml").read_bytes() == before
+    moved = run(tree, output=output, resume=True)
+    assert moved["task_records"] == whole["task_records"]
+    assert weights_of(output, 2) == weights_of(tmp_path / "whole", 2)
+    # What follows needs no word of where they lie now.
+    assert RunDirectory(output).config().dataset.path == images
+    assert evaluate(output).rows[-1] is not None
 
 
 def test_run__returns_the_result_of_a_finished_run(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:

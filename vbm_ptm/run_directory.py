@@ -1,6 +1,6 @@
 """The folder of one run.
 
-config.yaml    the whole configuration, ready to be run again
+config.yaml    the whole configuration as it was last started, ready to be run again
 result.json    what was reached, and all that it depends on
 log.jsonl      one line per step, task and evaluation
 checkpoints/   see vbm_ptm.engine.checkpoint
@@ -148,7 +148,8 @@ class RunDirectory:
             raise UsageError(
                 f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
             )
-        lines = self._differences(config, free=FREE_ON_RESUME)
+        # Whether the same images and weights lie there is seen once they are loaded.
+        lines = self._differences(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
         if lines and not resume:
             raise UsageError(
                 f"--output {self.path} exists already, from other settings (stored against given): "
@@ -179,10 +180,13 @@ class RunDirectory:
             self.check(config, resume=resume)
             remove_partials(self.path)
             if not (self.path / "config.yaml").exists():
-                text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-                # A full disk must not leave half a configuration that --resume then refuses.
-                write_file(self.path / "config.yaml", text.encode())
+                self.write_config(config)
             yield
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write the configuration, all or nothing: a full disk must not leave half of it, for --resume to refuse."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_file(self.path / "config.yaml", text.encode())
 
     def carry_over(self, source: RunDirectory) -> None:
         """Copy the checkpoints and the log of the run that is extended, unless they are here already.
