@@ -24,6 +24,7 @@ from vbm_ptm.cli.options import (
     ImagesPerSecond,
     Overrides,
     Shard,
+    SkipDamaged,
     all_overrides,
     integers,
 )
@@ -63,6 +64,7 @@ def reproduce(
         float | None, typer.Option(min=0, help="Only what is estimated to fit, most informative runs first.")
     ] = None,
     images_per_second: ImagesPerSecond = 300.0,
+    skip_damaged: SkipDamaged = False,
     dry_run: DryRun = False,
     collect: Annotated[bool, typer.Option("--collect", help="Run nothing: make the table.")] = False,
 ) -> None:
@@ -95,7 +97,8 @@ def reproduce(
         kit.check_files(item for item in part if item.planned.output not in finished)
         runs = [item.planned for item in part]
         with how_to_go_on("Repeat the command to go on."):
-            failed = execute(runs, output=output, study=[item.planned for item in listed])["failed"]
+            study = [item.planned for item in listed]
+            failed = execute(runs, output=output, study=study, skip_damaged=skip_damaged)["failed"]
     if is_main_process():
         with exclusively(output):
             kit.write(listed, output)

@@ -101,10 +101,7 @@ WRONG_OPTIONS = {
     "seed and seeds": (["--seeds", "1,2", "--seed", "3"], "one seed or a list of seeds, not both"),
     "lengths": (["--seeds", "1,2", "--class-order-seeds", "1"], "2 seeds and 1 class-order seeds"),
     "seeds twice": (["--seeds", "1,1"], "seeds given more than once: 1"),
-    "stop of many": (
-        ["--seeds", "1,2", "--stop-after-task", "1"],
-        "--stop-after-task and --skip-damaged are for a",
-    ),
+    "stop of many": (["--seeds", "1,2", "--stop-after-task", "1"], "--stop-after-task is for a single run"),
     "class-order seed": (["--class-order-seed", "-1"], "scenario.class_order_seed is -1"),
     "data set path": (
         ["--dataset", "nowhere/birds"],

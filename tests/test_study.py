@@ -140,6 +140,17 @@ def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
     ]
 
 
+def test_execute__skips_damaged_checkpoints_when_asked(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+    planned = plan_runs("mean", output=tmp_path, **sources(toy_tree))
+    with pytest.raises(TrainingInterrupted):
+        run(planned[0].config, output=planned[0].output, stop_after_task=2)
+    newest = planned[0].output / "checkpoints" / "task_01" / "state.json"
+    newest.write_bytes(newest.read_bytes()[:100])
+    with pytest.raises(UsageError, match=r"task_01/state.json is damaged.*--skip-damaged"):
+        execute(planned, output=tmp_path)
+    assert execute(planned, output=tmp_path, skip_damaged=True)["rows"][0]["num_runs"] == 1
+
+
 def test_execute__raises_where_no_run_is_possible(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     planned = plan_runs(
         "mean", output=tmp_path, seeds=(1, 2), overrides=["dataset.path=/nowhere"], **sources(toy_tree)

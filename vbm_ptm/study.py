@@ -244,7 +244,11 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def execute(
-    runs: Sequence[PlannedRun], *, output: Path, study: Sequence[PlannedRun] | None = None
+    runs: Sequence[PlannedRun],
+    *,
+    output: Path,
+    study: Sequence[PlannedRun] | None = None,
+    skip_damaged: bool = False,
 ) -> dict[str, Any]:
     """Run what is not finished, go on with what is interrupted, and collect all into ``study.json``.
 
@@ -255,6 +259,7 @@ def execute(
         runs: What to run.
         output: Folder of the study.
         study: All runs of the study, where ``runs`` is a part of it: what is finished of them is collected.
+        skip_damaged: Let interrupted runs go on from their newest whole checkpoint.
 
     Raises:
         UsageError: No run is possible.
@@ -271,7 +276,12 @@ def execute(
         for number, planned in enumerate(remaining, start=1):
             logger.info("run %d of %d: %s", number, len(remaining), planned)
             try:
-                run(planned.config, output=planned.output, resume=planned.output.exists())
+                run(
+                    planned.config,
+                    output=planned.output,
+                    resume=planned.output.exists(),
+                    skip_damaged=skip_damaged,
+                )
             except TrainingInterrupted:
                 raise
             except Exception as error:

@@ -50,6 +50,12 @@ Shard = Annotated[
 ImagesPerSecond = Annotated[
     float, typer.Option(min=1e-3, help="Training images a second on your device, for the estimates.")
 ]
+SkipDamaged = Annotated[
+    bool,
+    typer.Option(
+        "--skip-damaged", help="Go on from the newest checkpoint that is whole, not only from the newest."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Run nothing: show the runs and what they take.")]
 
 

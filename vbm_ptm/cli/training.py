@@ -18,6 +18,7 @@ from vbm_ptm.cli.options import (
     Overrides,
     Preset,
     Shard,
+    SkipDamaged,
     all_overrides,
     integers,
     sources_of,
@@ -41,10 +42,7 @@ def train(
         Path | None, typer.Option(help="Run directory; runs/DATASET-LEARNER-vVIEWS without it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    skip_damaged: Annotated[
-        bool,
-        typer.Option("--skip-damaged", help="With --resume: go on from the newest checkpoint that is whole."),
-    ] = False,
+    skip_damaged: SkipDamaged = False,
     stop_after_task: Annotated[
         int | None, typer.Option(min=1, help="Stop, saved, after so many tasks.")
     ] = None,
@@ -64,8 +62,8 @@ def train(
     if any(several.values()):
         if (seed is not None and seeds) or (class_order_seed is not None and class_order_seeds):
             raise UsageError("give one seed or a list of seeds, not both.")
-        if stop_after_task or skip_damaged:
-            raise UsageError("--stop-after-task and --skip-damaged are for a single run.")
+        if stop_after_task:
+            raise UsageError("--stop-after-task is for a single run.")
         first = plan_runs("", output=Path(), overrides=chosen, **sources)[0].config
         folder = output or _default_output(first, ending="-seeds")
         if folder.exists() and not resume:
@@ -75,7 +73,7 @@ def train(
         label = f"{first.learner.name}-v{first.view_batch.num_views}"
         planned_runs = plan_runs(label, output=folder, overrides=chosen, **several, **sources)
         with how_to_go_on("Go on with the same command and --resume."):
-            collected = execute(planned_runs, output=folder)
+            collected = execute(planned_runs, output=folder, skip_damaged=skip_damaged)
         _show_study(collected)
         return
 
@@ -104,6 +102,7 @@ def study(
         Path | None, typer.Option(help="Folder of all run directories; runs/NAME without it.")
     ] = None,
     shard: Shard = None,
+    skip_damaged: SkipDamaged = False,
     dry_run: DryRun = False,
     images_per_second: ImagesPerSecond = 300.0,
     collect: Annotated[bool, typer.Option("--collect", help="Run nothing: show what is finished.")] = False,
@@ -140,7 +139,7 @@ def study(
             show_plan(planned, estimates, images_per_second=images_per_second, part=chosen, finished=finished)
             return
     with how_to_go_on("Repeat the command to go on."):
-        collected = execute(part, output=folder, study=planned)
+        collected = execute(part, output=folder, study=planned, skip_damaged=skip_damaged)
     _show_study(collected, details=details)
 
 
