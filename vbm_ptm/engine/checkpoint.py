@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import safetensors.torch
 from pydantic import AfterValidator
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from vbm_ptm.data.scenario import Task
@@ -107,13 +108,13 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         for name in self.digests:
             if Path(name).name not in (_STATE, _OPTIMIZER):
-                tensors |= safetensors.torch.load(self._content(name))
+                tensors |= tensors_from_bytes(self._content(name))
         return tensors
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Read and verify what the optimizer keeps; nothing after the end of training."""
         name = f"{self.path.name}/{_OPTIMIZER}"
-        return safetensors.torch.load(self._content(name)) if name in self.digests else {}
+        return tensors_from_bytes(self._content(name)) if name in self.digests else {}
 
     def _content(self, name: str) -> bytes:
         return _verified(self.path.parent / name, self.digests[name])
@@ -240,12 +241,12 @@ class CheckpointStore:
         newest = {name: value for name, value in finished.items() if name.startswith(f"statistics.{index}.")}
         if newest:
             name = f"statistics/task_{index:02d}.safetensors"
-            content = safetensors.torch.save(newest)
+            content = tensors_to_bytes(newest)
             write_file(self.directory / name, content)
             self._statistics[name] = _digest(content)
-        files = {_LEARNER: safetensors.torch.save(tensors)}
+        files = {_LEARNER: tensors_to_bytes(tensors)}
         if optimizer:
-            files[_OPTIMIZER] = safetensors.torch.save(_stored(optimizer))
+            files[_OPTIMIZER] = tensors_to_bytes(_stored(optimizer))
         digests = self._statistics | {f"{path.name}/{name}": _digest(part) for name, part in files.items()}
         whole = {
             "format_version": FORMAT_VERSION,

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import safetensors.torch
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from vbm_ptm.backbones import Preprocessing, WeightsRecord, build_vit
@@ -110,7 +111,7 @@ def write_portable(
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in learner.state_dict().items()}
     if is_half:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
-    content = safetensors.torch.save(tensors, {"format": "pt"})
+    content = tensors_to_bytes(tensors, {"format": "pt"})
     config = PortableConfig(
         learner=learner.config.model_dump(mode="json"),
         num_tasks=learner.num_tasks,
@@ -173,7 +174,7 @@ def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
             backbone, found.config_class.model_validate(config.learner), num_tasks=config.num_tasks
         )
         grow(learner, config.tasks, config.finished_shapes)
-    learner.load_state_dict(safetensors.torch.load(content))  # into single precision, whatever is stored
+    learner.load_state_dict(tensors_from_bytes(content))  # into single precision, whatever is stored
     return learner.eval(), config
 
 
