@@ -94,7 +94,7 @@ def test_tables__of_numbers_by_hand(
             folder = tmp_path / "runs" / "toy" / label / f"seed_{index}"
             folder.mkdir(parents=True)
             (folder / "result.json").write_text(json.dumps({"metrics": metrics, "num_images": 1200}))
-            seconds[f"toy/{label}/seed_{index}"] = 10.0 + index
+            seconds[f"toy/{label}/seed_{index}"] = 10.0 + 6 * index
     (tmp_path / "seconds.json").write_text(json.dumps(seconds))
     text = results.tables("toy")
     assert "| `a-V1` | 72.0 ± 2.8 | 52.0 ± 2.8 | 20.0 ± 0.0 | 90.0 ± 0.0 | 10 | 1,200 | 2 |" in text
