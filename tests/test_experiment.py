@@ -68,6 +68,22 @@ def test_run__goes_on_where_images_and_weights_have_moved(
     assert evaluate(output).rows[-1] is not None
 
 
+def test_run__says_that_it_starts_anew_without_a_checkpoint(
+    toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose(tree=toy_tree("nearest_mean")).validate()
+    with RunDirectory(tmp_path / "run").claimed(config, resume=False):
+        (tmp_path / "run" / "log.jsonl").touch()
+    assert run(config, output=tmp_path / "run", resume=True)["status"] == "finished"
+    assert "no checkpoint yet: training starts from the beginning" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO", logger="vbm_ptm"):
+        run(config, output=tmp_path / "run", resume=True)
+        run(config, output=tmp_path / "other")
+    assert caplog.text.count("is finished: nothing is read or trained") == 1
+    assert "no checkpoint yet" not in caplog.text
+
+
 def test_run__returns_the_result_of_a_finished_run(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     config = compose(tree=toy_tree("nearest_mean")).validate()
     result = run(config, output=tmp_path / "run")

@@ -149,6 +149,13 @@ def test_execute__skips_damaged_checkpoints_when_asked(toy_tree: Callable[..., T
     with pytest.raises(UsageError, match=r"task_01/state.json is damaged.*--skip-damaged"):
         execute(planned, output=tmp_path)
     assert execute(planned, output=tmp_path, skip_damaged=True)["rows"][0]["num_runs"] == 1
+    # Of a finished run, too.
+    last = planned[0].output / "checkpoints" / "task_02" / "state.json"
+    last.write_bytes(last.read_bytes()[:50])
+    execute(planned, output=tmp_path)
+    assert last.stat().st_size == 50
+    execute(planned, output=tmp_path, skip_damaged=True)
+    assert last.stat().st_size > 50
 
 
 def test_execute__raises_where_no_run_is_possible(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
@@ -210,7 +217,7 @@ def test_execute__a_part_collects_what_is_finished_of_all(
 
 
 def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_another_place(
-    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path
+    toy_tree: Callable[..., Tree], toy_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def planned(*overrides: str) -> list[PlannedRun]:
         return plan_runs("mean", output=tmp_path / "out", overrides=overrides, **sources(toy_tree))
@@ -220,6 +227,17 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     collected = collect_finished(planned(moved))
     assert (collected["rows"][0]["num_runs"], collected["missing"]) == (1, [])
     assert execute(planned(moved), output=tmp_path / "out")["rows"] == collected["rows"]
+    image = next((tmp_path / "moved").glob("train/*/*.png"))
+    image.rename(image.with_name("other.png"))
+    with pytest.raises(UsageError, match=r"made with other data than lie at .*the images or their split"):
+        collect_finished(planned(moved))
+    shutil.rmtree(tmp_path / "moved")
+    assert collect_finished(planned(moved)) == collected
+    assert "; not checked: " in caplog.text
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"other weights")
+    with pytest.raises(UsageError, match="SHA-256 of the weights"):
+        collect_finished(planned(f"backbone.checkpoint={other}"))
     with pytest.raises(
         UsageError, match=r"started with another configuration .*class_order_seed: 1993 against 5"
     ):

@@ -182,6 +182,7 @@ def run(
     directory.check(config, resume=resume)
     finished = directory.result()
     if finished and finished["status"] == "finished" and not (skip_damaged and _is_damaged(directory)):
+        logger.info("%s is finished: nothing is read or trained", directory.path)
         return finished
     accelerator = build_accelerator(
         device=config.device,
@@ -218,6 +219,8 @@ def _train(
     store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep, config=tree)
     checkpoint = _newest_checkpoint(store, setup, directory, skip_damaged=skip_damaged)
     optimizer = checkpoint.optimizer_tensors() if checkpoint else {}
+    if not checkpoint and (directory.path / "log.jsonl").exists():
+        logger.warning("%s has no checkpoint yet: training starts from the beginning", directory.path)
     if checkpoint:
         # Before the log is cut: what is refused changes nothing.
         restore_checked(setup, checkpoint, is_resumed=True)

@@ -243,7 +243,8 @@ class RunDirectory:
         if lines:
             raise UsageError(
                 f"{self.path} was started with another configuration (stored against given): {some_lines(lines)}. "
-                "Resume with the stored settings or give another --output."
+                f"Resume with the stored settings, which {self.path / 'config.yaml'} has (--config), or give another "
+                "--output."
             )
 
 

@@ -9,16 +9,19 @@ import json
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from vbm_ptm.backbones.loading import file_sha256
 from vbm_ptm.config import ComposedConfig, RunConfig, compose, problem_messages
 from vbm_ptm.config_tree import nested, read_yaml
+from vbm_ptm.data.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.engine.durable_files import write_json
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
@@ -259,7 +262,7 @@ def execute(
         runs: What to run.
         output: Folder of the study.
         study: All runs of the study, where ``runs`` is a part of it: what is finished of them is collected.
-        skip_damaged: Let interrupted runs go on from their newest whole checkpoint.
+        skip_damaged: Let runs go on from their newest whole checkpoint, finished ones too if the last is damaged.
 
     Raises:
         UsageError: No run is possible.
@@ -268,8 +271,9 @@ def execute(
     if (output / "config.yaml").exists():
         raise UsageError(f"--output {output} is the directory of a single run; give another folder.")
     finished = {planned.output for planned, _ in finished_runs(study or runs)}
-    remaining = [planned for planned in runs if planned.output not in finished]
-    logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
+    unfinished = [planned for planned in runs if planned.output not in finished]
+    logger.info("%d of %d runs are finished", len(runs) - len(unfinished), len(runs))
+    remaining = runs if skip_damaged else unfinished
     failed: list[dict[str, Any]] = []
     refusals: list[tuple[str, ...]] = []
     with _said_once("vbm_ptm.data.datasets", "vbm_ptm.data.scenario"):
@@ -349,9 +353,45 @@ def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, dict[str
             continue
         if result:
             finished.append((planned, result))
+    problems += _other_content(finished)
     if problems:
         raise UsageError(*problems)
     return finished
+
+
+def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> list[str]:
+    """Return a problem for each run whose images or weights, looked for in another place now, are others there."""
+
+    @cache
+    def split_at(spec: str) -> str:
+        dataset = DatasetSpec.model_validate_json(spec).model_copy(update={"verify": "none"})
+        return load_image_dataset(dataset).split_sha256
+
+    problems = []
+    for planned, result in finished:
+        stored, config = result["config"], planned.config
+        path, checkpoint = config.dataset.path, config.backbone.checkpoint
+        made_of: list[tuple[Path, str, str, Callable[[], str]]] = []
+        if path is not None and str(path) != stored["dataset"]["path"]:
+            spec = config.dataset.model_dump_json()
+            made_of.append(
+                (path, "the images or their split", result["split_sha256"], partial(split_at, spec))
+            )
+        if checkpoint is not None and str(checkpoint) != stored["backbone"]["checkpoint"]:
+            recorded = result["weights"]["sha256"]
+            made_of.append((checkpoint, "the weights", recorded, partial(file_sha256, checkpoint)))
+        for place, what, recorded, hash_of in made_of:
+            try:
+                now = hash_of()
+            except (UsageError, OSError) as error:
+                logger.warning("%s: taken as made of %s; not checked: %s", planned.output, place, error)
+                continue
+            if now != recorded:
+                problems.append(
+                    f"{planned.output} was made with other data than lie at {place} now: SHA-256 of {what} is "
+                    f"{recorded[:12]} there against {now[:12]}. Give this study another --output."
+                )
+    return problems
 
 
 def collect_finished(runs: Sequence[PlannedRun]) -> dict[str, Any]:

@@ -216,8 +216,9 @@ def test_read_image_folder__lists_what_it_leaves_out(tmp_path: Path) -> None:
     touch(tmp_path, *TOY, "train/a/notes.txt", "train/a/Thumbs.db", "train/b/._1.png", "test/c/.DS_Store")
     (tmp_path / "train" / "d").mkdir()
     (tmp_path / "test" / "e" / "nothing").mkdir(parents=True)
+    touch(tmp_path, "train/.f/1.png")
     found = read_image_folder(tmp_path)
-    assert found.ignored_files == ("train/a/notes.txt",)
+    assert found.ignored_files == ("train/.f/", "train/a/notes.txt")
     assert found.empty_class_folders == ("test/e", "train/d")
     assert counts(found) == {"train": dict.fromkeys("abc", 3), "test": dict.fromkeys("abc", 3)}
 

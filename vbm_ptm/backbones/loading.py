@@ -120,7 +120,7 @@ def load_vit(
         requested=name,
         name=resolved,
         file=file.recorded,
-        sha256=_sha256(file.path),
+        sha256=file_sha256(file.path),
         notes=(*notes, *facts),
     )
     return PromptableViT(vit, weights=record, gradient_checkpointing=gradient_checkpointing)
@@ -425,6 +425,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the hash of a weights file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

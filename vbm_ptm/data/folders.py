@@ -76,7 +76,7 @@ def read_image_folder(
 ) -> ImageFolder:
     """List the images of a folder by split and class; no image is opened.
 
-    Images in sub-folders of a class folder belong to the class; hidden files are passed over.
+    Images in sub-folders of a class folder belong to the class; hidden files are passed over, hidden folders are named.
 
     Args:
         root: The folder.
@@ -123,7 +123,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
     Args:
         paths: Files, taken as given whatever their suffix, and folders, of which every image at any depth is
-            taken, sorted by path; hidden files are passed over.
+            taken, sorted by path; hidden files are passed over, hidden folders are named.
 
     Raises:
         UsageError: A path is missing or a folder holds no images; one message each.
@@ -186,9 +186,11 @@ def _walk(root: Path) -> _Tree:
         except OSError as error:
             raise UsageError(f"cannot read the folder '{root / folder}': {error.strerror}.") from error
         for entry in entries:
-            if entry.name.startswith("."):
-                continue
             path = folder + entry.name
+            if entry.name.startswith("."):
+                if entry.is_dir():  # somebody may take it for a class
+                    other_files.append(path + "/")
+                continue
             if entry.is_dir():
                 if entry.is_symlink():
                     target = os.path.realpath(entry.path)
