@@ -529,3 +529,10 @@ def test_dataset_spec__calls_a_folder_by_its_whole_name(tmp_path: Path) -> None:
     (tmp_path / "birds.parquet").touch()
     names = [dataset_spec(str(tmp_path / name)).name for name in ("site.a", "birds.parquet")]
     assert names == ["site.a", "birds"]
+    (tmp_path / "insects").symlink_to("site.a")
+    assert dataset_spec(str(tmp_path / "insects")).name == "insects"  # as given, wherever the link leads
+
+
+def test_dataset_spec__needs_a_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"dataset\.name"):
+        compose(dataset=str(tmp_path), learner="nearest_mean", overrides=["dataset.name=''"]).validate()

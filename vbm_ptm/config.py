@@ -370,7 +370,7 @@ def _dataset_trees(dataset: str) -> list[tuple[Tree, str]]:
     if dataset and (path.exists() or "/" in dataset or path.suffix):
         default = find_config("datasets/folder", is_optional=True)
         tree = read_yaml(default) if default else {}
-        place = path.resolve()
+        place = Path(os.path.normpath(path))  # called as it was given, also where that is a link
         name = place.name if place.is_dir() else place.stem  # site.a and site.b are two folders
         merge(tree, {"dataset": {"name": name, "path": str(path)}})
         return [(tree, f"--dataset {dataset}")]

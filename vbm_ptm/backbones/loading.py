@@ -220,7 +220,10 @@ def _local_file(path: Path) -> _WeightsFile:
     if path.suffix not in _SUFFIXES:
         raise UsageError(f"backbone.checkpoint '{path}' must be a file ending in {', '.join(_SUFFIXES)}.")
     if not path.is_file():
-        raise UsageError(f"backbone.checkpoint '{path}' does not exist or is not a file.")
+        raise UsageError(
+            f"backbone.checkpoint '{path}' does not exist or is not a file; give its place by "
+            "--set backbone.checkpoint=FILE."
+        )
     return _WeightsFile(path, str(path))
 
 

@@ -71,7 +71,7 @@ class DatasetSpec(Settings):
         transforms: How views are drawn.
     """
 
-    name: str
+    name: str = Field(min_length=1)
     source: str | None = None
     config_name: str | None = None
     revision: str | None = None
