@@ -140,7 +140,9 @@ def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
     ]
 
 
-def test_execute__skips_damaged_checkpoints_when_asked(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+def test_execute__skips_damaged_checkpoints_when_asked(
+    toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     planned = plan_runs("mean", output=tmp_path, **sources(toy_tree))
     with pytest.raises(TrainingInterrupted):
         run(planned[0].config, output=planned[0].output, stop_after_task=2)
@@ -156,9 +158,15 @@ def test_execute__skips_damaged_checkpoints_when_asked(toy_tree: Callable[..., T
     assert last.stat().st_size == 50
     execute(planned, output=tmp_path, skip_damaged=True)
     assert last.stat().st_size > 50
+    caplog.clear()
+    with caplog.at_level("INFO", logger="vbm_ptm"):
+        execute(planned, output=tmp_path, skip_damaged=True)
+    assert "1 of 1 runs are finished" in caplog.text
 
 
-def test_execute__raises_where_no_run_is_possible(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
+def test_execute__raises_where_no_run_is_possible(
+    toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     planned = plan_runs(
         "mean", output=tmp_path, seeds=(1, 2), overrides=["dataset.path=/nowhere"], **sources(toy_tree)
     )
@@ -238,6 +246,8 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     other.write_bytes(b"other weights")
     with pytest.raises(UsageError, match="SHA-256 of the weights"):
         collect_finished(planned(f"backbone.checkpoint={other}"))
+    assert collect_finished(planned("backbone.checkpoint=null"))["rows"] == collected["rows"]
+    assert "made with a weights file of its own; not compared with" in caplog.text
     with pytest.raises(
         UsageError, match=r"started with another configuration .*class_order_seed: 1993 against 5"
     ):

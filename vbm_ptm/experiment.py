@@ -181,7 +181,7 @@ def run(
     directory = RunDirectory(Path(output))
     directory.check(config, resume=resume)
     finished = directory.result()
-    if finished and finished["status"] == "finished" and not (skip_damaged and _is_damaged(directory)):
+    if finished and finished["status"] == "finished" and not (skip_damaged and is_damaged(directory)):
         logger.info("%s is finished: nothing is read or trained", directory.path)
         return finished
     accelerator = build_accelerator(
@@ -280,7 +280,7 @@ def _train(
     return result
 
 
-def _is_damaged(directory: RunDirectory) -> bool:
+def is_damaged(directory: RunDirectory) -> bool:
     """Return whether the learner of a finished run is lost, so that its last task has to be trained again."""
     try:
         directory.checkpoint().verify()

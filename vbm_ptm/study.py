@@ -24,7 +24,7 @@ from vbm_ptm.config_tree import nested, read_yaml
 from vbm_ptm.data.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.engine.durable_files import write_json
 from vbm_ptm.errors import TrainingInterrupted, UsageError
-from vbm_ptm.experiment import run
+from vbm_ptm.experiment import is_damaged, run
 from vbm_ptm.launch import is_main_process, num_processes
 from vbm_ptm.report.tables import mean_and_deviation
 from vbm_ptm.run_directory import RunDirectory
@@ -271,9 +271,12 @@ def execute(
     if (output / "config.yaml").exists():
         raise UsageError(f"--output {output} is the directory of a single run; give another folder.")
     finished = {planned.output for planned, _ in finished_runs(study or runs)}
-    unfinished = [planned for planned in runs if planned.output not in finished]
-    logger.info("%d of %d runs are finished", len(runs) - len(unfinished), len(runs))
-    remaining = runs if skip_damaged else unfinished
+    remaining = [
+        planned
+        for planned in runs
+        if planned.output not in finished or (skip_damaged and is_damaged(RunDirectory(planned.output)))
+    ]
+    logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
     failed: list[dict[str, Any]] = []
     refusals: list[tuple[str, ...]] = []
     with _said_once("vbm_ptm.data.datasets", "vbm_ptm.data.scenario"):
@@ -361,6 +364,7 @@ def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, dict[str
 
 def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> list[str]:
     """Return a problem for each run whose images or weights, looked for in another place now, are others there."""
+    sha256_of = cache(file_sha256)
 
     @cache
     def split_at(spec: str) -> str:
@@ -371,15 +375,26 @@ def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> 
     for planned, result in finished:
         stored, config = result["config"], planned.config
         path, checkpoint = config.dataset.path, config.backbone.checkpoint
-        made_of: list[tuple[Path, str, str, Callable[[], str]]] = []
-        if path is not None and str(path) != stored["dataset"]["path"]:
+        made_of: list[tuple[Path | str, str, str, Callable[[], str]]] = []
+        if (path and str(path)) != stored["dataset"]["path"]:
             spec = config.dataset.model_dump_json()
             made_of.append(
-                (path, "the images or their split", result["split_sha256"], partial(split_at, spec))
+                (
+                    path or config.dataset.name,
+                    "the images or their split",
+                    result["split_sha256"],
+                    partial(split_at, spec),
+                )
             )
-        if checkpoint is not None and str(checkpoint) != stored["backbone"]["checkpoint"]:
+        if checkpoint is None and stored["backbone"]["checkpoint"] is not None:
+            logger.warning(
+                "%s was made with a weights file of its own; not compared with '%s'",
+                planned.output,
+                config.backbone.name,
+            )
+        elif checkpoint is not None and str(checkpoint) != stored["backbone"]["checkpoint"]:
             recorded = result["weights"]["sha256"]
-            made_of.append((checkpoint, "the weights", recorded, partial(file_sha256, checkpoint)))
+            made_of.append((checkpoint, "the weights", recorded, partial(sha256_of, checkpoint)))
         for place, what, recorded, hash_of in made_of:
             try:
                 now = hash_of()

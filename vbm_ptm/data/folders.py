@@ -123,7 +123,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
     Args:
         paths: Files, taken as given whatever their suffix, and folders, of which every image at any depth is
-            taken, sorted by path; hidden files are passed over, hidden folders are named.
+            taken, sorted by path; hidden files are passed over.
 
     Raises:
         UsageError: A path is missing or a folder holds no images; one message each.
