@@ -20,7 +20,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
 from PIL import Image
 
-from vbm_ptm.data.datasets import DatasetSpec, load_image_dataset
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 NUM_CLASSES = 345

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.engine.checkpoint import CheckpointStore, read_checkpoint
+from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint
 from vbm_ptm.errors import UsageError
 
 SETTINGS = {

@@ -139,7 +139,7 @@ class Kit:
     @classmethod
     def load(cls, **attributes: Any) -> Kit:
         """Read the published table."""
-        from vbm_ptm.config_tree import find_config, read_yaml
+        from vbm_ptm.config.tree import find_config, read_yaml
         from vbm_ptm.report.paper_table import PaperTable
 
         table = PaperTable.model_validate(read_yaml(find_config("published/paper_table")))
@@ -169,8 +169,8 @@ class Kit:
         return listed
 
     def _listed_run(self, row: str, benchmark: str, *, num_views: int, order: int, output: Path) -> ListedRun:
-        from vbm_ptm.config_tree import differences, merge
-        from vbm_ptm.run_directory import FREE_ON_RESUME, LISTS, PLACES
+        from vbm_ptm.config.tree import differences, merge
+        from vbm_ptm.runs.directory import FREE_ON_RESUME, LISTS, PLACES
         from vbm_ptm.study import StudyConfig, StudyRun, plan_study
 
         method = self.table.rows[row]
@@ -206,7 +206,7 @@ class Kit:
         Raises:
             UsageError: One message for each missing thing.
         """
-        from vbm_ptm.data.datasets import split_lists_of
+        from vbm_ptm.data.reading.datasets import split_lists_of
 
         problems: list[str] = []
         for config in (item.planned.config for item in items):
@@ -234,7 +234,7 @@ class Kit:
             listed: Runs.
             is_assumed: Go by the published counts in any case.
         """
-        from vbm_ptm.estimates import estimate_all, even_outline, read_outline
+        from vbm_ptm.check.estimates import estimate_all, even_outline, read_outline
 
         def outline_of(spec: Any) -> Any:
             if self.has_data(spec.name) and not is_assumed:
@@ -282,7 +282,7 @@ class Kit:
 
     def write(self, listed: Sequence[ListedRun], output: Path) -> None:
         """Print the comparison with the paper, and keep it as ``paper_table.md`` and ``paper_table.json``."""
-        from vbm_ptm.engine.durable_files import write_json
+        from vbm_ptm.storage.durable_files import write_json
         from vbm_ptm.report.paper_table import TableRun, compare_with_paper, markdown
         from vbm_ptm.study import finished_runs
 
@@ -341,7 +341,7 @@ def data_settings(items: Iterable[str]) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: An item is of another form.
     """
-    from vbm_ptm.config_tree import merge, parse_override
+    from vbm_ptm.config.tree import merge, parse_override
 
     settings: dict[str, Any] = {}
     for item in items:

@@ -16,7 +16,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
-from vbm_ptm.stored_learner import evaluate
+from vbm_ptm.runs.stored_learner import evaluate
 
 Tree = dict[str, Any]
 

@@ -541,7 +541,7 @@ def test_main__lets_errors_of_the_program_through(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object, **__: object) -> None:
         raise OSError(5, os.strerror(5))
 
-    monkeypatch.setattr("vbm_ptm.preflight.survey", broken)
+    monkeypatch.setattr("vbm_ptm.check.preflight.survey", broken)
     with pytest.raises(OSError, match="Input/output error"):
         main(["check", "--dataset", "digits", "--learner", "slca"])
 
@@ -571,7 +571,7 @@ def test_main__says_what_to_do_where_memory_is_short(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr("vbm_ptm.stored_learner.predict", fail)
+    monkeypatch.setattr("vbm_ptm.runs.stored_learner.predict", fail)
     assert main(["predict", "run", __file__]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message.splitlines()[0]} ")

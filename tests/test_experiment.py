@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from vbm_ptm.config import compose
+from vbm_ptm.config.run_config import compose
 from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import banner, build, run
-from vbm_ptm.run_directory import RunDirectory
-from vbm_ptm.stored_learner import evaluate
+from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.stored_learner import evaluate
 
 Tree = dict[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import miniatures
 from PIL import Image
 
-from vbm_ptm.config import compose
-from vbm_ptm.data.datasets import DatasetSpec, ImageDatasets, load_image_dataset
+from vbm_ptm.config.run_config import compose
+from vbm_ptm.data.reading.datasets import DatasetSpec, ImageDatasets, load_image_dataset
 
 
 def load(arguments: list[str]) -> ImageDatasets:

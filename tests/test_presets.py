@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vbm_ptm.config import RunConfig, compose
+from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.learners import list_learners
 
 

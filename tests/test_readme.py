@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vbm_ptm.cli import main
-from vbm_ptm.run_directory import RunDirectory
+from vbm_ptm.runs.directory import RunDirectory
 
 README = Path(__file__).parents[1] / "README.md"
 

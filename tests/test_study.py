@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vbm_ptm.config import compose
-from vbm_ptm.data.datasets import load_image_dataset, write_split
+from vbm_ptm.config.run_config import compose
+from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.study import (

@@ -20,10 +20,10 @@ import torch
 
 import vbm_ptm
 from vbm_ptm.backbones import load_vit
-from vbm_ptm.config import RunConfig, compose
-from vbm_ptm.config_tree import differences, leaves
+from vbm_ptm.config.run_config import RunConfig, compose
+from vbm_ptm.config.tree import differences, leaves
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.datasets import ImageDatasets, load_image_dataset
+from vbm_ptm.data.reading.datasets import ImageDatasets, load_image_dataset
 from vbm_ptm.data.scenario import Scenario, build_scenario, extend_scenario
 from vbm_ptm.data.transforms import build_transforms
 from vbm_ptm.engine.acceleration import (
@@ -34,12 +34,12 @@ from vbm_ptm.engine.acceleration import (
     start_trackers,
     wait_for_ranks,
 )
-from vbm_ptm.engine.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore, task_from
-from vbm_ptm.engine.durable_files import write_json
+from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore, task_from
+from vbm_ptm.storage.durable_files import write_json
 from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
-from vbm_ptm.engine.save_schedule import SaveSchedule
+from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
@@ -47,7 +47,7 @@ from vbm_ptm.launch import launch_problems
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seed_for, seeded
-from vbm_ptm.run_directory import RunDirectory
+from vbm_ptm.runs.directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 

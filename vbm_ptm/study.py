@@ -19,15 +19,15 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from vbm_ptm.backbones.loading import file_sha256
-from vbm_ptm.config import ComposedConfig, RunConfig, compose, problem_messages
-from vbm_ptm.config_tree import nested, read_yaml
-from vbm_ptm.data.datasets import DatasetSpec, load_image_dataset
-from vbm_ptm.engine.durable_files import write_json
+from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose, problem_messages
+from vbm_ptm.config.tree import nested, read_yaml
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
+from vbm_ptm.storage.durable_files import write_json
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import is_damaged, run
 from vbm_ptm.launch import is_main_process, num_processes
 from vbm_ptm.report.tables import mean_and_deviation
-from vbm_ptm.run_directory import RunDirectory
+from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def plan_runs(
         seeds: Training seeds.
         class_order_seeds: Seeds of the class order; zipped with ``seeds`` if both are given.
         overrides: Items ``path.to.setting=value``.
-        sources: The other arguments of ``vbm_ptm.config.compose``.
+        sources: The other arguments of ``vbm_ptm.config.run_config.compose``.
 
     Raises:
         UsageError: The two lists differ in length, or a configuration is wrong.
@@ -279,7 +279,7 @@ def execute(
     logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
     failed: list[dict[str, Any]] = []
     refusals: list[tuple[str, ...]] = []
-    with _said_once("vbm_ptm.data.datasets", "vbm_ptm.data.scenario"):
+    with _said_once("vbm_ptm.data.reading.datasets", "vbm_ptm.data.scenario"):
         for number, planned in enumerate(remaining, start=1):
             logger.info("run %d of %d: %s", number, len(remaining), planned)
             try:

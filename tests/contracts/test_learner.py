@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.checkpoint import CheckpointStore, restore
+from vbm_ptm.storage.checkpoint import CheckpointStore, restore
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
 from vbm_ptm.heads import TaskHeads

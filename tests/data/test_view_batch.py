@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vbm_ptm.data.datasets import DatasetSpec, ImageSplit, load_image_dataset
+from vbm_ptm.data.reading.datasets import DatasetSpec, ImageSplit, load_image_dataset
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.data.view_batch import (
     LoaderConfig,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vbm_ptm.config_tree import find_config, read_yaml
+from vbm_ptm.config.tree import find_config, read_yaml
 from vbm_ptm.report.paper_table import PaperTable, TableRun, compare_with_paper, markdown
 
 PUBLISHED = {

@@ -31,8 +31,8 @@ def evaluate(
 ) -> None:
     """Measure a stored learner again on the test images of all tasks it had seen, or on another data set."""
     from vbm_ptm.report.tables import task_table
-    from vbm_ptm.stored_learner import evaluate as measure
-    from vbm_ptm.stored_learner import evaluate_on
+    from vbm_ptm.runs.stored_learner import evaluate as measure
+    from vbm_ptm.runs.stored_learner import evaluate_on
 
     index = None if task is None else task - 1
     if dataset is not None:
@@ -49,7 +49,7 @@ def evaluate(
 def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatrix, *, as_json: bool) -> None:
     from vbm_ptm.metrics import AccuracyMatrix
     from vbm_ptm.report.tables import task_table
-    from vbm_ptm.run_directory import RunDirectory
+    from vbm_ptm.runs.directory import RunDirectory
 
     state = RunDirectory(run).checkpoint(index).state
     trained = AccuracyMatrix.from_dict(state["matrix"])
@@ -77,8 +77,8 @@ def predict(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
     """Name the classes of your own images, best first."""
-    from vbm_ptm.data.folders import find_images
-    from vbm_ptm.stored_learner import predict as classify
+    from vbm_ptm.data.reading.folders import find_images
+    from vbm_ptm.runs.stored_learner import predict as classify
 
     if as_json and csv:
         raise UsageError("give --json or --csv, not both.")
@@ -133,9 +133,9 @@ def export(
     changes: Changes = None,
 ) -> None:
     """Make a folder that holds all that 'predict' needs, and a model card."""
-    from vbm_ptm.engine.portable import is_portable
-    from vbm_ptm.export import export as write
-    from vbm_ptm.export import push as upload
+    from vbm_ptm.storage.portable import is_portable
+    from vbm_ptm.runs.export import export as write
+    from vbm_ptm.runs.export import push as upload
 
     folder = run
     if not (push and is_portable(run)):
@@ -168,7 +168,7 @@ def extend(
 ) -> None:
     """Add the classes of a data set to a finished run, as one more task, without the earlier images."""
     from vbm_ptm.experiment import run as train
-    from vbm_ptm.extension import default_output, extension_config
+    from vbm_ptm.runs.extension import default_output, extension_config
     from vbm_ptm.report.tables import percent
 
     config = extension_config(
@@ -199,7 +199,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show in which settings, versions, images and weights two runs differ."""
-    from vbm_ptm.comparison import compare_runs
+    from vbm_ptm.runs.comparison import compare_runs
 
     compared = compare_runs(one, two)
     if as_json:

@@ -27,7 +27,7 @@ def list_names(
 
         names = list_backbones()
     else:
-        from vbm_ptm.config_tree import list_configs
+        from vbm_ptm.config.tree import list_configs
 
         names = list_configs("datasets")
     if as_json:
@@ -51,8 +51,8 @@ def check(
     """Find everything that can be wrong before training, and say what a run will cost."""
     from dataclasses import asdict
 
-    from vbm_ptm.config import compose
-    from vbm_ptm.preflight import Survey, explain_setting, survey
+    from vbm_ptm.config.run_config import compose
+    from vbm_ptm.check.preflight import Survey, explain_setting, survey
 
     sources = sources_of(dataset, learner, preset, config)
     if explain is not None:
@@ -83,8 +83,8 @@ def split(
     ] = None,
 ) -> None:
     """Write down which image is for training and which for testing, for others to use the same split."""
-    from vbm_ptm.config import compose
-    from vbm_ptm.data.datasets import load_image_dataset, write_split
+    from vbm_ptm.config.run_config import compose
+    from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 
     given = [
         *(overrides or ()),

@@ -15,7 +15,7 @@ from vbm_ptm.errors import TrainingInterrupted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vbm_ptm.estimates import Estimate
+    from vbm_ptm.check.estimates import Estimate
     from vbm_ptm.study import PlannedRun
 
 

@@ -112,7 +112,7 @@ def study(
     device: DeviceName = None,
 ) -> None:
     """Run what is not finished of a study and collect it; repeat the command to go on."""
-    from vbm_ptm.config_tree import find_config
+    from vbm_ptm.config.tree import find_config
     from vbm_ptm.study import collect_finished, execute, finished_runs, parse_shard, plan_study, read_study
     from vbm_ptm.study import shard as part_of
 
@@ -125,7 +125,7 @@ def study(
         return
     part = planned
     if dry_run or shard is not None:
-        from vbm_ptm.estimates import estimate_all
+        from vbm_ptm.check.estimates import estimate_all
 
         estimates = estimate_all(item.config for item in planned)
         if shard is not None:

@@ -29,7 +29,7 @@ from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.settings import Settings
 
 if TYPE_CHECKING:
-    from vbm_ptm.data.datasets import ImageSplit
+    from vbm_ptm.data.reading.datasets import ImageSplit
     from vbm_ptm.data.transforms import ViewTransforms
 
 Integers = npt.NDArray[np.int64]

@@ -22,7 +22,7 @@ from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, ViewBatchSampler
 from vbm_ptm.engine.acceleration import Precision, Tracker, wait_for_ranks
-from vbm_ptm.engine.checkpoint import CheckpointStore
+from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
@@ -30,7 +30,7 @@ from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.readings import Readings
-from vbm_ptm.engine.save_schedule import SaveSchedule
+from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.engine.workload import training_workload

@@ -61,7 +61,7 @@ It was made with vbm_ptm and is not told the task of an image.
 ## Use
 
 ```python
-{own_code}from vbm_ptm.stored_learner import predict
+{own_code}from vbm_ptm.runs.stored_learner import predict
 
 folder, images = ".", ["photo.jpg"]  # this folder; from the hub: huggingface_hub.snapshot_download(NAME)
 for image in predict(folder, images, top_k=3):

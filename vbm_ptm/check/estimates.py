@@ -1,0 +1,130 @@
+"""What a run will take, from the labels of its data set alone: no image is decoded and no backbone is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vbm_ptm.config.run_config import RunConfig
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
+from vbm_ptm.data.scenario import build_scenario
+from vbm_ptm.data.view_batch import ViewBatchSampler
+from vbm_ptm.engine.workload import training_workload
+from vbm_ptm.learners.registry import learner_class
+
+# A training image takes a forward and a backward pass, which is about three forward passes; with a frozen backbone
+# gradients still run through it to the prompts.
+FORWARD_PASSES_PER_TRAINING_IMAGE = 3
+
+
+@dataclass(frozen=True)
+class SplitLabels:
+    """Label ids (N,) of a split and, if the data set has them, names of domains (N,)."""
+
+    labels: NDArray[np.int64]
+    domains: NDArray[np.str_] | None = None
+
+
+@dataclass(frozen=True)
+class DataOutline:
+    """What the length of a run depends on."""
+
+    class_names: tuple[str, ...]
+    train: SplitLabels
+    test: SplitLabels
+
+
+class Estimate(NamedTuple):
+    """What a run takes, over all tasks and ranks.
+
+    Attributes:
+        num_tasks: Tasks that are trained.
+        num_steps: Optimizer steps.
+        num_images: Images in them.
+        num_viewed: Images that are only looked at: tests after each task, and features of each training image.
+    """
+
+    num_tasks: int
+    num_steps: int
+    num_images: int
+    num_viewed: int
+
+    def hours(self, images_per_second: float) -> float:
+        """Return the time at a rate of training images; an image that is only looked at counts as a third."""
+        images = self.num_images + self.num_viewed / FORWARD_PASSES_PER_TRAINING_IMAGE
+        return images / images_per_second / 3600
+
+
+def read_outline(spec: DatasetSpec) -> DataOutline:
+    """Read the labels of a data set.
+
+    Raises:
+        UsageError: It is not there or cannot be read as configured.
+    """
+    data = load_image_dataset(spec.model_copy(update={"verify": "none"}))
+    train, test = (SplitLabels(split.labels, split.domains) for split in (data.train, data.test))
+    return DataOutline(data.class_names, train, test)
+
+
+def even_outline(*, num_classes: int, num_train: int, num_test: int) -> DataOutline:
+    """Return the outline of a data set of which only totals are known: as many images of each class."""
+    train, test = (SplitLabels(np.arange(number) % num_classes) for number in (num_train, num_test))
+    return DataOutline(tuple(f"class {index}" for index in range(num_classes)), train, test)
+
+
+def estimate_all(
+    configs: Iterable[RunConfig], *, outline_of: Callable[[DatasetSpec], DataOutline] = read_outline
+) -> list[Estimate]:
+    """Return what each run takes; every data set is looked at once.
+
+    Args:
+        configs: The runs.
+        outline_of: Returns what is known of a data set.
+    """
+    outlines: dict[str, DataOutline] = {}
+    estimates = []
+    for config in configs:
+        key = config.dataset.model_dump_json(exclude={"transforms"})
+        if key not in outlines:
+            outlines[key] = outline_of(config.dataset)
+        estimates.append(estimate(config, outlines[key]))
+    return estimates
+
+
+def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
+    """Return what a run takes.
+
+    Args:
+        config: The run.
+        outline: Its data.
+    """
+    train, test = outline.train, outline.test
+    scenario = build_scenario(
+        config.scenario, class_names=outline.class_names, labels=train.labels, domains=train.domains
+    )
+    num_steps = num_images = num_viewed = 0
+    for task in scenario.tasks:
+        num_samples = len(scenario.rows_of(task, train.labels, train.domains))
+        num_viewed += num_samples
+        num_viewed += sum(
+            len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
+        )
+        if learner_class(config.learner.name).is_trained:
+            workload = training_workload(
+                ViewBatchSampler(
+                    num_samples,
+                    config.optimization.batch_size,
+                    config.view_batch.num_views,
+                    config.seed,
+                    task.index,
+                ),
+                epochs=config.optimization.epochs,
+                max_steps=config.trainer.max_steps_per_task,
+            )
+            num_steps += workload.num_steps
+            num_images += workload.num_images
+    return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed)

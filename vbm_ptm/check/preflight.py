@@ -1,0 +1,238 @@
+"""What can be known before training: everything that is wrong, and what a run will cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vbm_ptm.backbones import load_vit
+from vbm_ptm.config.run_config import ComposedConfig, RunConfig
+from vbm_ptm.config.tree import leaves
+from vbm_ptm.data.reading.datasets import DatasetSpec, ImageDatasets, load_image_dataset
+from vbm_ptm.data.reading.integrity import shared_images
+from vbm_ptm.data.view_batch import ViewBatchSampler
+from vbm_ptm.engine.trainer import parameter_counts
+from vbm_ptm.engine.workload import training_workload
+from vbm_ptm.errors import UsageError, some_names, unknown_name
+from vbm_ptm.experiment import Setup, build
+from vbm_ptm.learners.base import Learner
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass
+class Survey:
+    """What was found out without training.
+
+    Attributes:
+        facts: What a run will work on and what it will cost, as people read it.
+        warnings: What a run would go on with all the same.
+        faults: What a run would stumble over, or what is most likely not meant.
+        data: All that is known of the images, as it will stand in a result.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def attempt(self, build: Callable[[], T]) -> T | None:
+        """Return what a function builds, or None and remember what is wrong."""
+        try:
+            return build()
+        except UsageError as error:
+            self.faults += [problem for problem in error.problems if problem not in self.faults]
+            return None
+
+
+def survey(composed: ComposedConfig) -> Survey:
+    """Build everything that a run needs, without training; what is wrong with one part hides no fault of another.
+
+    Args:
+        composed: What ``vbm_ptm.config.run_config.compose`` returned.
+    """
+    found = Survey()
+    config = found.attempt(composed.validate)
+    spec = found.attempt(composed.validate_dataset) if config is None else config.dataset
+    datasets = None if spec is None else found.attempt(lambda: load_image_dataset(spec))
+    setup: Setup | None = None
+    if config is not None and datasets is not None:
+        setup = found.attempt(lambda: build(config, datasets=datasets))
+    if spec is not None and datasets is not None:
+        _survey_data(found, spec, datasets)
+    if setup is None and config is not None:
+        found.attempt(lambda: _load_weights(config))
+    if setup is not None:
+        _survey_tasks(found, setup)
+        _survey_cost(found, setup)
+    return found
+
+
+def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
+    """Return value and source of a setting, or of every setting below it.
+
+    Args:
+        key: Dotted path such as ``optimization.learning_rate`` or ``optimization``.
+        composed: What ``vbm_ptm.config.run_config.compose`` returned.
+
+    Raises:
+        UsageError: There is no such setting, or the configuration is wrong.
+    """
+    known = dict(leaves(composed.validate().model_dump(mode="json")))
+    chosen = {path: value for path, value in known.items() if path == key or path.startswith(f"{key}.")}
+    if not chosen:
+        raise UsageError(unknown_name("setting", key, known))
+    return {
+        path: f"{value}  (from {composed.origin(path) or 'the default'})" for path, value in chosen.items()
+    }
+
+
+def _load_weights(config: RunConfig) -> None:
+    backbone = config.backbone
+    load_vit(backbone.name, backbone.checkpoint, image_size=backbone.image_size)
+
+
+def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> None:
+    record, train, test = datasets.record, datasets.train, datasets.test
+    found.data = dict(record)
+    found.warnings += record["warnings"]
+    expected = record["expected"] or {}
+    if expected.get("problem"):
+        (found.warnings if expected["has_own_split"] else found.faults).append(
+            f"data set '{spec.name}': {expected['problem']}"
+        )
+    shared = [
+        (train.source_name(one), test.source_name(other))
+        for one, other in shared_images(train.rows, test.rows)
+    ]
+    if shared:
+        pairs = some_names((f"{other} = {one}" for one, other in shared), limit=5)
+        found.warnings.append(f"{len(shared)} test images are also training images, byte for byte: {pairs}")
+        logger.warning("%s: %s", spec.name, found.warnings[-1])
+    found.data["shared_images"] = [list(pair) for pair in shared]
+    found.facts |= {
+        "data set": spec.name,
+        **(
+            {"variant": expected["variant"] or f"unknown, most like {expected['nearest']}"}
+            if expected
+            else {}
+        ),
+        "training images": len(train),
+        "test images": len(test),
+        "held out": record["held_out"] or "nothing",
+        **{f"{what} images per class": _spread(record[split]) for what, split in _SPLITS.items()},
+        **{f"{what} images per domain": _listed(record[split]) for what, split in _SPLITS.items()},
+        "images verified": record["verified"],
+        "test images that are training images": len(shared),
+        "split SHA-256": datasets.split_sha256,
+    }
+    for key in [key for key, value in found.facts.items() if value == ""]:
+        del found.facts[key]
+
+
+_SPLITS = {"training": "train", "test": "test"}
+
+
+def _spread(record: dict[str, Any]) -> str:
+    return f"{record['min_images_per_class']} to {record['max_images_per_class']}"
+
+
+def _listed(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in record["images_per_domain"].items())
+
+
+def _survey_tasks(found: Survey, setup: Setup) -> None:
+    config, benchmark = setup.config, setup.benchmark
+    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
+    tasks = benchmark.scenario.tasks[benchmark.first_task :]  # an extension has the earlier ones behind it
+    domains = [task.domain for task in benchmark.scenario.evaluation_tasks if task.domain is not None]
+    found.facts |= {
+        "classes": len(benchmark.scenario.class_names),
+        "tasks": ", ".join(str(len(task.classes)) for task in tasks) + " classes",
+        **({"domains in order": ", ".join(domains)} if domains else {}),
+        "training images per task": ", ".join(str(len(benchmark.training_rows(task))) for task in tasks),
+        "learner": f"{config.learner.name}, preset {config.preset}",
+        "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
+    }
+
+
+def _survey_cost(found: Survey, setup: Setup) -> None:
+    config, benchmark, learner = setup.config, setup.benchmark, setup.learner
+    parameters: list[dict[str, int]] = []
+    stored: list[int] = []
+    for task in benchmark.scenario.tasks:
+        learner.begin_task(task)
+        if task.index >= benchmark.first_task:
+            parameters.append(parameter_counts(learner))
+            stored.append(_stored_bytes(learner))
+    is_trained = any(count for name, count in parameters[0].items() if name != "frozen")
+    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
+    workloads = [
+        training_workload(
+            ViewBatchSampler(
+                len(benchmark.training_rows(task)), batch_size, num_views, config.seed, task.index
+            ),
+            epochs=config.optimization.epochs,
+            max_steps=config.trainer.max_steps_per_task,
+        )
+        for task in benchmark.scenario.tasks[benchmark.first_task :]
+    ]
+    weights = learner.backbone.weights
+    keep = config.checkpoint.keep
+    keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
+    train = benchmark.class_indices(benchmark.datasets.train)
+    statistics = 0
+    for task in benchmark.scenario.tasks[benchmark.first_task :]:
+        _, class_sizes = np.unique(train[benchmark.training_rows(task)], return_counts=True)
+        statistics += 4 * learner.statistics_size(class_sizes.tolist())
+    memory = max(_training_bytes(config, counts) for counts in parameters)
+    found.facts |= {
+        "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
+        "parameters of the first task": _counts(parameters[0]),
+        "parameters of the last task": _counts(parameters[-1]),
+        "steps": sum(workload.num_steps for workload in workloads) if is_trained else 0,
+        "images to train on": sum(workload.num_images for workload in workloads) if is_trained else 0,
+        "memory for weights, gradients and optimizer": _size(memory),
+        "disk for checkpoints": _size(sum(stored if keeps_all else stored[-2:]) + statistics),
+        "of it for class statistics": _size(statistics),
+        "disk in addition while a task is trained": _size(
+            _position_bytes(config, parameters[-1], stored[-1])
+        ),
+    }
+
+
+def _counts(parameters: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in parameters.items())
+
+
+def _training_bytes(config: RunConfig, parameters: dict[str, int]) -> int:
+    """Weights, and for what is trained a gradient and the optimizer's averages, all in fp32."""
+    averages = 1 if config.optimization.optimizer == "sgd" else 2
+    trained = sum(count for name, count in parameters.items() if name != "frozen")
+    return 4 * (sum(parameters.values()) + trained * (1 + averages))
+
+
+def _stored_bytes(learner: Learner) -> int:
+    """What a checkpoint holds, class statistics apart."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in learner.state_dict().items()
+        if not (learner.backbone_is_frozen and name.startswith("backbone."))
+    )
+
+
+def _position_bytes(config: RunConfig, parameters: dict[str, int], stored: int) -> int:
+    """Two checkpoints inside a task and a third that is being written, each with the optimizer's averages."""
+    averages = 1 if config.optimization.optimizer == "sgd" else 2
+    trained = sum(count for name, count in parameters.items() if name != "frozen")
+    return 3 * (stored + 4 * averages * trained) if trained else 0
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:,.1f} KiB"

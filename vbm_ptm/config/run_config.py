@@ -1,0 +1,433 @@
+"""The configuration of a run: composed from YAML files, presets and single settings; every error at once.
+
+Every file is a partial run configuration. Later sources win: defaults < data set file < learner file (its base,
+the preset, the preset for that data set) < ``--config`` < ``--set``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+
+from vbm_ptm.backbones import BackboneConfig
+from vbm_ptm.config.tree import (
+    Tree,
+    as_text,
+    find_config,
+    leaves,
+    list_configs,
+    merge,
+    nested,
+    parse_override,
+    read_yaml,
+)
+from vbm_ptm.data.reading.datasets import DatasetSpec
+from vbm_ptm.data.scenario import ScenarioConfig
+from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, check_batch_arithmetic
+from vbm_ptm.storage.checkpoint import CheckpointConfig
+from vbm_ptm.engine.objective import ObjectiveConfig
+from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.trainer import TrainerConfig
+from vbm_ptm.errors import UsageError, nearest_name, unknown_name
+from vbm_ptm.learners.base import LearnerConfig
+from vbm_ptm.learners.registry import learner_class
+from vbm_ptm.settings import Settings, absolute
+
+logger = logging.getLogger(__name__)
+
+# How the command line gives what cannot be left out.
+_OPTIONS = {
+    "dataset": ": use --dataset NAME ('vbm-ptm list datasets' shows them), a folder or a parquet file"
+}
+
+
+class RunConfig(Settings):
+    """Everything that decides a run; each section is the configuration class of one unit."""
+
+    dataset: DatasetSpec
+    scenario: ScenarioConfig = ScenarioConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    learner: LearnerConfig
+    view_batch: ViewBatchConfig = ViewBatchConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    data: LoaderConfig = LoaderConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    preset: str = "none"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    seed: int = Field(default=1993, ge=0)
+
+    @model_validator(mode="after")
+    def _check_views(self) -> RunConfig:
+        num_views, epochs = self.view_batch.num_views, self.optimization.epochs
+        check_batch_arithmetic(self.optimization.batch_size, num_views)
+        if epochs < num_views and not self.view_batch.allow_partial_cycle:
+            raise ValueError(
+                f"optimization.epochs is {epochs} but view_batch.num_views is {num_views}: a cycle over all samples "
+                f"takes {num_views} epochs, so some would never be trained on. Take at least {num_views} epochs, "
+                "fewer views, or set view_batch.allow_partial_cycle=true."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_accumulation(self) -> RunConfig:
+        num_parts = self.optimization.gradient_accumulation_steps
+        num_groups = self.optimization.batch_size // self.view_batch.num_views
+        if num_parts > num_groups:
+            raise ValueError(
+                f"optimization.gradient_accumulation_steps is {num_parts}, but a step has {num_groups} groups "
+                f"(batch size {self.optimization.batch_size}, {self.view_batch.num_views} views), which are not cut: "
+                f"take at most {num_groups}."
+            )
+        if num_parts > 1 and self.learner.needs_whole_steps:
+            raise ValueError(
+                f"optimization.gradient_accumulation_steps is {num_parts}, but with these settings of learner "
+                f"'{self.learner.name}' all images of a step choose their prompts together (batchwise_prompt): take 1, "
+                "or set learner.batchwise_prompt=false."
+            )
+        return self
+
+
+@dataclass
+class ComposedConfig:
+    """A configuration tree and where each of its settings comes from."""
+
+    tree: Tree = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def merge(self, tree: Mapping[str, Any], origin: str) -> None:
+        """Let the settings of a tree win over those that are there."""
+        merge(self.tree, tree)
+        for key, _ in leaves(tree):
+            self.origins = {
+                known: source for known, source in self.origins.items() if not known.startswith(f"{key}.")
+            }
+            self.origins[key] = origin
+
+    def validate(self) -> RunConfig:
+        """Read the tree by the annotations.
+
+        Raises:
+            UsageError: One message per wrong setting: its path, what was given, what is allowed, the nearest name.
+        """
+        name = _given(self.tree, "learner", "name")
+        if not isinstance(name, str):
+            raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
+        # The learner section gets the method's own class, so that one pass finds the errors of all sections.
+        section = learner_class(name).config_class
+        model = create_model("RunConfig", __base__=RunConfig, learner=(section, ...))
+        try:
+            return model.model_validate(as_text(self.tree))
+        except ValidationError as error:
+            raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+
+    def validate_dataset(self) -> DatasetSpec:
+        """Read the data set's section alone.
+
+        Raises:
+            UsageError: As ``validate``.
+        """
+        section = {"dataset": self.tree["dataset"]} if "dataset" in self.tree else {}
+        model = create_model("DatasetConfig", __base__=Settings, dataset=(DatasetSpec, ...))
+        try:
+            spec: DatasetSpec = model.model_validate(as_text(section)).dataset  # type: ignore[attr-defined]
+        except ValidationError as error:
+            raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+        return spec
+
+    def origin(self, path: str) -> str | None:
+        """Return what set a setting, or one above it; None for a default."""
+        return next((self.origins[key] for key in _prefixes(path) if key in self.origins), None)
+
+    def _source(self, path: str) -> str | None:
+        """Return what set a setting, one above it or, for an unknown section, one below it."""
+        below = (source for key, source in self.origins.items() if key.startswith(f"{path}."))
+        return self.origin(path) or next(below, None)
+
+
+def problem_messages(
+    model: type[BaseModel], error: ValidationError, *, origin: Callable[[str], str | None]
+) -> list[str]:
+    """Word what is wrong with the settings of a model, one message each.
+
+    Args:
+        model: The class that refused its settings.
+        error: What it raised.
+        origin: Dotted path of a setting -> what set it.
+    """
+    return [_problem_message(model, problem, origin) for problem in error.errors()]
+
+
+def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str], str | None]) -> str:
+    # Where an annotation is a union, pydantic puts the member that it tried into the path: "tuple[str, ...]".
+    path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
+    set_by = origin(path)
+    source = f" (from {set_by})" if set_by else ""
+    if problem["type"] == "extra_forbidden":
+        *parents, given = problem["loc"]
+        section = ".".join(map(str, parents))
+        kind = f"setting{f' in {section}' if section else ''}"
+        elsewhere = [known for known in _setting_paths(model) if known.rpartition(".")[2] == given]
+        hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
+        return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{path}: {message}{source}" if path else message
+    if problem["type"] == "missing":
+        return f"{path}: is required but not given{_OPTIONS.get(path, '')}.{source}"
+    if problem["type"] == "literal_error":
+        nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
+        message += f". Did you mean '{nearest}'?" if nearest else ""
+    return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
+
+
+def compose(
+    *,
+    dataset: str | None = None,
+    learner: str | None = None,
+    preset: str | None = None,
+    config_file: Path | None = None,
+    overrides: Sequence[str] = (),
+    tree: Mapping[str, Any] | None = None,
+) -> ComposedConfig:
+    """Put a configuration together from its sources.
+
+    Args:
+        dataset: Name of a file in ``configs/datasets``, a YAML file, or a folder or parquet file with images.
+        learner: Name of a built-in learner or ``package.module:Class``.
+        preset: Preset of the learner's file; None picks "official" where data set and weights match, else "embedded".
+        config_file: A partial run configuration.
+        overrides: Items ``path.to.setting=value``.
+        tree: A partial run configuration that wins over all files but not over ``overrides``.
+    """
+    late = ComposedConfig()
+    problems: list[str] = []
+    if config_file is not None:
+        try:
+            late.merge(read_yaml(find_config(str(config_file))), str(config_file))
+        except UsageError as error:
+            problems += error.problems
+    if tree:
+        late.merge(tree, "the study" if dataset else "Python")
+    for item in overrides:
+        try:
+            late.merge(parse_override(item), f"--set {item}")
+        except UsageError as error:
+            problems += error.problems
+    _refuse_contradictions(late, dataset=dataset, learner=learner, preset=preset)
+    learner = learner or _given(late.tree, "learner", "name")
+    named = _given(late.tree, "dataset", "name")
+    if dataset is None and named is not None:
+        # A configuration that says where its data lies may call it as it likes.
+        is_complete = any(_given(late.tree, "dataset", key) for key in ("path", "source"))
+        is_known = find_config(f"datasets/{named}", is_optional=True) is not None
+        dataset = named if is_known or not is_complete else None
+
+    composed = ComposedConfig()
+    if dataset is not None:
+        try:
+            for tree_and_origin in _dataset_trees(dataset):
+                composed.merge(*tree_and_origin)
+        except UsageError as error:
+            problems += error.problems
+    if learner is not None:
+        try:
+            _merge_learner(composed, late, learner, preset or late.tree.get("preset"))
+        except UsageError as error:
+            problems += error.problems
+    if problems:
+        raise UsageError(*problems)
+    for key, value in leaves(late.tree):
+        composed.merge(nested(key, value), late.origins[key])
+    return composed
+
+
+def _refuse_contradictions(
+    late: ComposedConfig, *, dataset: str | None, learner: str | None, preset: str | None
+) -> None:
+    """Raise where an option and a later source choose differently: one of them would be ignored."""
+    chosen: dict[str, tuple[Any, Any]] = {
+        "preset": (preset, _single(late.tree.get("preset"), "preset")),
+        "learner.name": (learner, _given(late.tree, "learner", "name")),
+    }
+    name, path, source = (_given(late.tree, "dataset", key) for key in ("name", "path", "source"))
+    is_file = dataset is not None and dataset.endswith((".yaml", ".yml"))
+    if dataset and not is_file and find_config(f"datasets/{dataset}", is_optional=True) is None:
+        chosen["dataset.path"] = (os.path.realpath(dataset), path and os.path.realpath(path))
+    elif path or source:  # the name alone renames the images of --dataset, the place alone is that of a copy
+        chosen["dataset.name"] = (None if is_file else dataset, name)
+    problems = [
+        f"{key.partition('.')[0]} is {option}, but {late.origin(key)} says {key}: {later}; leave one of them out."
+        for key, (option, later) in chosen.items()
+        if None not in (option, later) and option != later
+    ]
+    if problems:
+        raise UsageError(*problems)
+
+
+def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str, preset: str | None) -> None:
+    """Merge the learner's file: its base, the preset, and the preset's part for the data set."""
+    composed.merge({"learner": {"name": learner}}, f"--learner {learner}")
+    learner_class(learner)  # a wrong name is reported before its file is looked for
+    file = find_config(
+        f"learners/{learner.rpartition(':')[2] if ':' in learner else learner}", is_optional=":" in learner
+    )
+    contents = read_yaml(file) if file else {}
+    presets = {
+        name: _mapping(settings, f"{file}: presets.{name}")
+        for name, settings in _mapping(contents.pop("presets", {}), f"{file}: presets").items()
+    }
+    composed.merge(contents, str(file))
+    dataset_name = str(_given(late.tree, "dataset", "name") or _given(composed.tree, "dataset", "name"))
+    backbone = _given(late.tree, "backbone", "name")
+    chosen = preset or _default_preset(presets, dataset_name, backbone)
+    composed.merge(
+        {"preset": chosen}, "--preset" if preset else "the default preset for data set and weights"
+    )
+    if chosen == "none":
+        return
+    if chosen not in presets:
+        raise UsageError(unknown_name(f"preset of learner '{learner}'", chosen, [*presets, "none"]))
+    settings = dict(presets[chosen])
+    per_dataset = _mapping(settings.pop("datasets", {}), f"{file}: presets.{chosen}.datasets")
+    composed.merge(settings, f"{file}, preset {chosen}")
+    if dataset_name in per_dataset:
+        part = _mapping(per_dataset[dataset_name], f"{file}: presets.{chosen}.datasets.{dataset_name}")
+        composed.merge(part, f"{file}, preset {chosen} for {dataset_name}")
+    tuned = _given(settings, "backbone", "name")
+    if backbone is not None and tuned is not None and backbone != tuned:
+        logger.warning(
+            "preset '%s' of %s was made for %s, not for %s: its rates may not fit.",
+            chosen,
+            learner,
+            tuned,
+            backbone,
+        )
+
+
+def _mapping(value: Any, where: str) -> Tree:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} must hold settings as 'key: value', not {value!r}.")
+    return value
+
+
+def _default_preset(presets: Mapping[str, Tree], dataset: str, backbone: str | None) -> str:
+    official = presets.get("official", {})
+    tuned = _given(official, "backbone", "name")
+    if dataset in (official.get("datasets") or {}) and backbone in (None, tuned):
+        return "official"
+    return "embedded" if "embedded" in presets else next(iter(presets), "none")
+
+
+def dataset_spec(dataset: str, *, overrides: Sequence[str] = ()) -> DatasetSpec:
+    """Return what a data set's name, file or folder stands for, by itself.
+
+    Args:
+        dataset: As for ``compose``.
+        overrides: Items ``dataset.setting=value``.
+
+    Raises:
+        UsageError: It is unknown, or its settings are wrong.
+    """
+    composed = ComposedConfig()
+    for tree_and_origin in _dataset_trees(dataset):
+        composed.merge(*tree_and_origin)
+    for item in overrides:
+        composed.merge(parse_override(item), f"--set {item}")
+    try:
+        return DatasetSpec.model_validate(as_text(composed.tree.get("dataset", {})))
+    except ValidationError as error:
+        raise UsageError(
+            *problem_messages(DatasetSpec, error, origin=lambda path: composed.origin(f"dataset.{path}"))
+        ) from error
+
+
+def _dataset_trees(dataset: str) -> list[tuple[Tree, str]]:
+    """Return the partial configurations that a data set's name, file or folder stands for, and their origins.
+
+    A file may name another one as its ``base``, over whose settings its own win.
+    """
+    file = find_config(f"datasets/{dataset}", is_optional=True)
+    if file is None and dataset.endswith((".yaml", ".yml")):
+        file = find_config(dataset)
+    if file is not None:
+        contents = read_yaml(file)
+        base = contents.pop("base", None)
+        bases = [] if base is None else [find_config(f"datasets/{_single(base, 'base')}")]
+        return [*((read_yaml(other), str(other)) for other in bases), (contents, str(file))]
+    try:
+        path = absolute(Path(dataset))
+    except ValueError as error:
+        raise UsageError(f"--dataset: {error}.") from None
+    if dataset and (path.exists() or "/" in dataset or path.suffix):
+        default = find_config("datasets/folder", is_optional=True)
+        tree = read_yaml(default) if default else {}
+        place = Path(os.path.normpath(path))  # called as it was given, also where that is a link
+        name = place.name if place.is_dir() else place.stem  # site.a and site.b are two folders
+        merge(tree, {"dataset": {"name": name, "path": str(path)}})
+        return [(tree, f"--dataset {dataset}")]
+    raise UsageError(
+        unknown_name("data set", dataset, list_configs("datasets"))
+        + " Or give a folder, a parquet file or a YAML file."
+    )
+
+
+def _given(tree: Mapping[str, Any], section: str, key: str) -> Any:
+    """Return a setting of a section if it is given.
+
+    Raises:
+        UsageError: Something else stands where the section should be.
+    """
+    settings = tree.get(section) or {}
+    if not isinstance(settings, Mapping):
+        raise UsageError(
+            f"'{section}' is a section of settings, not '{settings}'; write {section}.{key}={settings}."
+        )
+    return _single(settings.get(key), f"{section}.{key}")
+
+
+def _single(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping | list):
+        raise UsageError(f"{path} is a single setting, not {value}.")
+    return value
+
+
+def _prefixes(path: str) -> Iterable[str]:
+    parts = path.split(".")
+    return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+
+
+def _section(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
+    """Return the class of a section, or list of sections, of settings; None for a single setting."""
+    annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    if get_origin(annotation) is tuple:
+        annotation = get_args(annotation)[0]
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """Return the names of the settings in a section."""
+    for part in (part for part in path if not isinstance(part, int)):
+        section = _section(model, part)
+        if section is None:
+            return []
+        model = section
+    return list(model.model_fields)
+
+
+def _setting_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every setting."""
+    for name in model.model_fields:
+        section = _section(model, name)
+        if section is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from _setting_paths(section, f"{prefix}{name}.")

@@ -1,0 +1,443 @@
+"""Image data sets: what is configured, and how it becomes a training and a test split with one mapping.
+
+Shapes: N images of a split, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import Field, model_validator
+
+from vbm_ptm.data.reading.expected import ExpectedCounts, compare
+from vbm_ptm.data.reading.folders import Layout, expected_tree
+from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.reading.integrity import Verification, check_source
+from vbm_ptm.data.reading.division import DividedSource, divide
+from vbm_ptm.data.reading.sources import DIGITS, Columns, Source, SourceSplit, open_digits, open_hub, open_path
+from vbm_ptm.data.reading.list_files import ListFiles, SplitLists, SplitName, read_lists, write_split_file
+from vbm_ptm.data.reading.hold_out import hold_out, select_domains, split_sha256
+from vbm_ptm.data.transforms import TransformsConfig
+from vbm_ptm.errors import UsageError, some_lines, some_names, unknown_name
+from vbm_ptm.settings import AbsolutePath, Settings
+
+__all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_image_dataset"]
+
+logger = logging.getLogger(__name__)
+
+
+class DatasetSpec(Settings):
+    """Where images come from and how they are split.
+
+    Attributes:
+        name: What the data set is called in results.
+        source: ``builtin:digits`` or the id of a data set on the Hugging Face hub.
+        config_name: Configuration of a hub data set.
+        revision: Branch, tag or commit of a hub data set.
+        path: An image folder, a parquet file, a folder of parquet files, or what ``save_to_disk`` wrote;
+            wins over `source`.
+        layout: Of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), one of these two, whichever
+            it is (auto), ``<domain>/<class>/`` (domains), or no meaning of folders (listed: lists name the classes).
+        image_column: Column with the images (tables only).
+        label_column: Column with the class: class labels, integers or text (tables only).
+        domain_column: Column with the domain (tables only).
+        train_split: Name of the training split or folder.
+        test_split: Name of the test split or folder.
+        domains: Only these domains; all without it.
+        split_file: CSV with columns path, split (train or test) and, if wanted, label and domain. It alone decides
+            which image is where, as ``vbm-ptm split`` writes it; wins over the lists.
+        train_list: Files, or patterns of files, that list the training images: CSV, YAML (lists ``data`` and
+            ``targets``) or text (``path`` or ``path label`` in a line), looked for in the current directory, then
+            below `path`.
+        test_list: The same for test images.
+        test_fraction: Part of every class that is held out where there is no test split.
+        validation_fraction: If above 0, this part of every class of the training data becomes the test
+            split and the real one is not touched: for tuning.
+        num_classes: Checked against what was found.
+        expected: Name of a variant -> numbers of images. Other numbers are warned about.
+        on_bad_image: Refuse to start with images that cannot be decoded, or leave them out.
+        verify: Decode every image before training (full), look for empty files only (none: not even that);
+            auto is full up to 20,000 images.
+        transforms: How views are drawn.
+    """
+
+    name: str = Field(min_length=1)
+    source: str | None = None
+    config_name: str | None = None
+    revision: str | None = None
+    path: AbsolutePath | None = None
+    layout: Layout = "auto"
+    image_column: str = "image"
+    label_column: str = "label"
+    domain_column: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    domains: tuple[str, ...] | None = Field(default=None, min_length=1)
+    split_file: AbsolutePath | None = None
+    train_list: ListFiles | None = None
+    test_list: ListFiles | None = None
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    validation_fraction: float = Field(default=0.0, ge=0, lt=1)
+    num_classes: int | None = Field(default=None, ge=1)
+    expected: dict[str, ExpectedCounts] | None = None
+    on_bad_image: Literal["error", "skip"] = "error"
+    verify: Verification = "auto"
+    transforms: TransformsConfig = TransformsConfig()
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> DatasetSpec:
+        if self.on_bad_image == "skip" and self.verify == "none":
+            raise ValueError("on_bad_image=skip has to decode every image: verify=none does not go with it")
+        if self.train_split == self.test_split:
+            raise ValueError(f"train_split and test_split are both '{self.train_split}'")
+        if self.test_list and not self.train_list:
+            raise ValueError(
+                "test_list names the test images, but nothing names those for training: set train_list"
+            )
+        if self.layout == "listed" and not self.has_lists:
+            raise ValueError("layout=listed takes classes from lists: set split_file or train_list")
+        return self
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether lists say which image is in which split."""
+        return self.split_file is not None or bool(self.train_list)
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """The images of one split and their classes.
+
+    Attributes:
+        rows: One column ``image``, undecoded; N rows.
+        labels: (N,) class ids.
+        domains: (N,) names of domains, if the data set has them.
+        name: "train" or "test".
+        source_names: (N,) text: the path below the data set's folder, or the row of the source.
+    """
+
+    rows: Dataset
+    labels: NDArray[np.int64]
+    domains: NDArray[np.str_] | None
+    name: Literal["train", "test"]
+    source_names: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def image(self, index: int) -> Image.Image:
+        """Return an image upright and in RGB; an error says which one is bad."""
+        return decode_image(self.rows[int(index)]["image"], name=self.source_name(index))
+
+    def source_name(self, index: int) -> str:
+        """Return what the source calls an image."""
+        return str(self.source_names[int(index)].as_py())
+
+
+@dataclass(frozen=True)
+class ImageDatasets:
+    """A training and a test split with one mapping from class id to name, taken from training.
+
+    Attributes:
+        train: Training images.
+        test: Test images, or the validation images where a validation fraction is set.
+        class_names: Class id -> name as written.
+        split_sha256: Over which image is in which split and class; not over the order of the files.
+        record: What was found and decided, for the result of a run.
+    """
+
+    train: ImageSplit
+    test: ImageSplit
+    class_names: tuple[str, ...]
+    split_sha256: str
+    record: dict[str, Any]
+
+
+def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
+    """Read a data set: its images stay undecoded, its labels are read, its splits are settled.
+
+    The outcome depends on names alone: not on the order of files, the machine or any training seed.
+
+    Raises:
+        UsageError: The data set is not there, cannot be read as configured, or holds bad images: all that can be
+            told at once.
+    """
+    source = _open(spec)
+    if spec.domains and (source.train.domains is not None or not spec.has_lists):
+        source = select_domains(source, spec.domains)
+    listed = _read_splits(source, spec) if spec.has_lists else None
+    if listed is not None:
+        source = listed.source
+    has_test_split = source.test is not None
+    if spec.validation_fraction > 0:
+        source = replace(source, test=None)
+    problems = [*(listed.problems if listed else ()), *_wrong_classes(source, spec)]
+    source, checks, bad = check_source(
+        source,
+        name=spec.name,
+        verify=spec.verify,
+        skips=spec.on_bad_image == "skip",
+        missing=listed.missing if listed else (),
+    )
+    if problems or bad:
+        raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in problems), *bad)
+    train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
+    class_names = train.label_names
+    splits = (_image_split("train", train, class_names), _image_split("test", test, class_names))
+    record: dict[str, Any] = {
+        "name": spec.name,
+        **source.record,
+        "num_classes": len(class_names),
+        "held_out": held_out,
+        **checks,
+        **{split.name: _describe(split, class_names) for split in splits},
+    }
+    record["expected"], record["warnings"] = _compare(record, spec, listed)
+    for name in ("ignored_files", "unlisted_images"):
+        if name in record:  # a result keeps a few names only
+            record[name] = {"count": len(record[name]), "first": record[name][:100]}
+    for split in splits:
+        counts = record[split.name]
+        logger.info(
+            "%s (%s): %s split: %d images, %d classes, %d to %d images per class.",
+            *(spec.name, source.record.get("layout", source.record["kind"]), split.name, counts["images"]),
+            *(counts["classes"], counts["min_images_per_class"], counts["max_images_per_class"]),
+        )
+    unexpected = record["expected"] and record["expected"]["problem"]
+    for warning in [*record["warnings"], *([unexpected] if unexpected else [])]:
+        logger.warning("%s: %s", spec.name, warning)
+    return ImageDatasets(
+        train=splits[0],
+        test=splits[1],
+        class_names=class_names,
+        split_sha256=split_sha256(
+            {split.name: (class_names, split.labels, split.source_names) for split in splits}
+        ),
+        record=record,
+    )
+
+
+def split_lists_of(spec: DatasetSpec) -> SplitLists:
+    """Read the lists of a configuration; empty if it names none.
+
+    Raises:
+        UsageError: One is missing or cannot be read as a list.
+    """
+    return read_lists(
+        spec.path,
+        split_file=spec.split_file,
+        train_list=() if spec.split_file else spec.train_list or (),
+        test_list=() if spec.split_file else spec.test_list or (),
+    )
+
+
+def write_split(datasets: ImageDatasets, path: Path) -> None:
+    """Write which image is in which split as a CSV file that ``dataset.split_file`` takes.
+
+    Raises:
+        UsageError: The file exists already.
+    """
+
+    def rows(split: ImageSplit) -> Iterator[tuple[str, SplitName, str, str | None]]:
+        domains = [None] * len(split) if split.domains is None else split.domains.tolist()
+        for name, label, domain in zip(
+            split.source_names.to_pylist(), split.labels.tolist(), domains, strict=True
+        ):
+            yield name, split.name, datasets.class_names[label], domain
+
+    write_split_file(path, [*rows(datasets.train), *rows(datasets.test)])
+
+
+def _read_splits(source: Source, spec: DatasetSpec) -> DividedSource:
+    """Divide a source by the lists of a configuration."""
+    lists = split_lists_of(spec)
+    divided = divide(source, lists.entries, domains=spec.domains)
+    if divided.problems and not len(divided.source.train.labels):
+        raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in divided.problems))
+    ignored = [
+        file
+        for file in source.record.get("ignored_files", ())
+        if os.path.join(source.record["location"], file) not in {each["file"] for each in lists.record}
+    ]
+    record = {
+        **source.record,
+        **({"ignored_files": ignored} if "ignored_files" in source.record else {}),
+        "lists": lists.record,
+        "unlisted_images": list(divided.unlisted),
+    }
+    listed = replace(divided.source, record=record)
+    if spec.domains:
+        listed = select_domains(listed, spec.domains)
+    return replace(divided, source=listed)
+
+
+def _compare(
+    record: dict[str, Any], spec: DatasetSpec, listed: DividedSource | None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return how the images differ from the published ones, and all that is worth a warning."""
+    warnings = [
+        f"{len(names)} {what}: {some_names(names)}"
+        for what, names in (
+            ("class folders without images, which are no classes", record.get("empty_class_folders")),
+            ("files that are not images of a class, ignored", record.get("ignored_files")),
+            ("folders that belong to no split, ignored", record.get("unused_folders")),
+            ("images in no list, left out", record.get("unlisted_images")),
+            ("images listed more than once, used once", listed and listed.repeated),
+            ("classes without training images", record["train"]["classes_without_images"]),
+            ("classes without test images", record["test"]["classes_without_images"]),
+        )
+        if names
+    ]
+    if spec.expected is None or spec.validation_fraction > 0:
+        return None, warnings
+    has_own_split = bool(spec.split_file or record["held_out"] or record["skipped_images"])
+    domains = {
+        name: (count, record["test"]["images_per_domain"].get(name, 0))
+        for name, count in record["train"]["images_per_domain"].items()
+    }
+    compared = compare(
+        spec.expected,
+        (record["train"]["images"], record["test"]["images"]),
+        domains,
+        has_own_split=has_own_split,
+    )
+    problem = None
+    if compared.differences:
+        problem = (
+            f"not the images of '{compared.variant}': {some_lines(compared.differences, limit=4)}. Look for what "
+            "is missing, or set dataset.expected=null if these are the images you want"
+        )
+    if compared.missing_domains and not spec.domains:
+        warnings.append(
+            f"{len(domains)} of {len(domains) + len(compared.missing_domains)} domains are there; without: "
+            f"{some_names(compared.missing_domains)}"
+        )
+    return {
+        "variant": None if compared.differences else compared.variant,
+        "nearest": compared.variant,
+        "differences": list(compared.differences),
+        "missing_domains": list(compared.missing_domains),
+        "has_own_split": has_own_split,
+        "problem": problem,
+    }, warnings
+
+
+def _open(spec: DatasetSpec) -> Source:
+    columns = Columns(spec.image_column, spec.label_column, spec.domain_column)
+    if spec.path is not None:
+        return open_path(
+            spec.path,
+            columns=columns,
+            layout=spec.layout,
+            train_split=spec.train_split,
+            test_split=spec.test_split,
+        )
+    if spec.source is None:
+        raise UsageError(
+            f"data set '{spec.name}' has no images of its own: set dataset.path to a local image folder, "
+            f"parquet file or saved data set. {expected_tree('<path>', spec.layout)}"
+        )
+    if spec.source.startswith("builtin:"):
+        if spec.source != DIGITS:
+            raise UsageError(f"dataset.source: {unknown_name('built-in data set', spec.source, [DIGITS])}")
+        return open_digits()
+    return open_hub(
+        spec.source,
+        config_name=spec.config_name,
+        revision=spec.revision,
+        columns=columns,
+        train_split=spec.train_split,
+        test_split=spec.test_split,
+    )
+
+
+def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
+    """Say where the classes are not those that were announced, or not the same in both splits."""
+    class_names = source.train.label_names
+    problems = []
+    if spec.num_classes not in (None, len(class_names)):
+        problems.append(
+            f"dataset.num_classes={spec.num_classes}, but {len(class_names)} classes were found: "
+            f"{some_names(class_names)}."
+        )
+    if source.test is not None:
+        used = (source.test.label_names[label] for label in np.unique(source.test.labels))
+        unknown = [name for name in used if name not in class_names]
+        if unknown:
+            problems.append(
+                f"the test split has classes that the training split does not know: {some_names(unknown)}. Known are: "
+                f"{some_names(class_names)}."
+            )
+    return problems
+
+
+def _settle_splits(
+    source: Source, spec: DatasetSpec, *, has_test_split: bool
+) -> tuple[SourceSplit, SourceSplit, str | None]:
+    """Hold images out where it is asked for or needed; return training, test and what was done."""
+    train = source.train
+    if source.test is not None:
+        return train, source.test, None
+    if spec.validation_fraction == 0:
+        held_out = f"{spec.test_fraction:g} of every class, for want of a test split"
+        train, test = hold_out(train, spec.test_fraction, "test")
+    else:
+        held_out = f"{spec.validation_fraction:g} of every class, for validation; "
+        if has_test_split:
+            held_out += "the source's test split is not touched"
+        else:
+            train, _ = hold_out(train, spec.test_fraction, "test")
+            held_out += f"the {spec.test_fraction:g} that are held out for testing are not touched"
+        train, test = hold_out(train, spec.validation_fraction, "validation")
+    if len(test.labels) == 0:
+        raise UsageError(
+            f"data set '{spec.name}': no class has an image to spare for testing. Give a test split, or more "
+            f"images."
+        )
+    logger.info("%s: held out: %d images, %s.", spec.name, len(test.labels), held_out)
+    return train, test, held_out
+
+
+def _image_split(
+    name: Literal["train", "test"], split: SourceSplit, class_names: tuple[str, ...]
+) -> ImageSplit:
+    """Give a source split the class ids of the training split."""
+    ids = {class_name: index for index, class_name in enumerate(class_names)}
+    mapping = np.array([ids.get(class_name, -1) for class_name in split.label_names], dtype=np.int64)
+    return ImageSplit(
+        rows=split.rows,
+        labels=mapping[split.labels],
+        domains=split.domains,
+        name=name,
+        source_names=split.source_names,
+    )
+
+
+def _describe(split: ImageSplit, class_names: tuple[str, ...]) -> dict[str, Any]:
+    """Count the images of a split by class."""
+    counts = np.bincount(split.labels, minlength=len(class_names)).tolist()
+    missing = [name for name, count in zip(class_names, counts, strict=True) if not count]
+    return {
+        "images": len(split),
+        "classes": len(class_names) - len(missing),
+        "min_images_per_class": min(counts),
+        "max_images_per_class": max(counts),
+        "images_per_class": dict(zip(class_names, counts, strict=True)),
+        "images_per_domain": {} if split.domains is None else _count_domains(split.domains),
+        "classes_without_images": missing,
+    }
+
+
+def _count_domains(domains: NDArray[np.str_]) -> dict[str, int]:
+    names, counts = np.unique(domains, return_counts=True)
+    return dict(zip(names.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,273 @@
+"""Giving every image the split that lists name for it, and finding out where lists and images contradict each other.
+
+Shapes: N images of a source, M entries of lists.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from datasets import concatenate_datasets
+from numpy.typing import NDArray
+
+from vbm_ptm.data.reading.sources import Source, SourceSplit
+from vbm_ptm.data.reading.list_files import ListEntry
+from vbm_ptm.data.reading.hold_out import Positions, select
+from vbm_ptm.errors import some_names
+
+_SAMPLE_SIZE = 1000
+
+
+@dataclass(frozen=True)
+class DividedSource:
+    """A source whose splits are those of lists.
+
+    Attributes:
+        source: Its splits; no test split where the lists name no image for testing.
+        missing: Listed files that are not there.
+        unlisted: Names of images that are in no list and so in no split.
+        repeated: Names that a list holds more than once; such an image is used once.
+        problems: What makes the lists unusable.
+    """
+
+    source: Source
+    missing: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    repeated: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def divide(
+    source: Source, entries: Sequence[ListEntry], *, domains: Sequence[str] | None = None
+) -> DividedSource:
+    """Give every image of a source the split that lists name for it.
+
+    Entries are found by path, whatever folders stand before it and whichever way its slashes lean. Class ids follow
+    numeric labels, where lists give them, and otherwise stay in the order of the source.
+
+    Args:
+        source: All images; its own splits do not count.
+        entries: What the lists say, M entries.
+        domains: Pass over entries of other domains, whose images need not be there.
+    """
+    pool = _pool(source)
+    names: list[str] = pool.source_names.to_pylist()
+    has_domain_folders = source.record.get("layout") == "domains"
+    paths = _paths_below_root(entries, names)
+    if domains is not None:
+        folders = [path.partition("/")[0] if has_domain_folders else None for path in paths]
+        named_domains = [entry.domain or folder for entry, folder in zip(entries, folders, strict=True)]
+        kept = [index for index, name in enumerate(named_domains) if name is None or name in domains]
+        entries, paths = [entries[index] for index in kept], [paths[index] for index in kept]
+    found = _locate(paths, names)
+    missing = tuple(path for path, position in zip(paths, found.tolist(), strict=True) if position < 0)
+    listed = [entry for entry, position in zip(entries, found.tolist(), strict=True) if position >= 0]
+    positions = found[found >= 0]
+    is_test = np.array([entry.split == "test" for entry in listed], dtype=bool)
+    counts = [np.bincount(positions[is_test == part], minlength=len(names)) for part in (False, True)]
+
+    def named(mask: NDArray[np.bool_]) -> tuple[str, ...]:
+        return tuple(names[index] for index in np.flatnonzero(mask))
+
+    problems: list[str] = []
+    in_both = named((counts[0] > 0) & (counts[1] > 0))
+    if in_both:
+        problems.append(
+            f"{len(in_both)} images are listed both for training and for testing: {some_names(in_both)}."
+        )
+    if entries and not len(positions):
+        problems.append(
+            f"none of the {len(entries)} listed files is there: the lists say '{entries[0].path}', the data set holds "
+            f"'{names[0]}'. Set dataset.path to the folder that the lists are about."
+        )
+    label_names, labels, of_labels = _labels(pool, listed, positions)
+    listed_domains, of_domains = _domains(pool, listed, positions)
+    problems += of_labels + of_domains
+    pool = replace(pool, label_names=label_names, labels=labels, domains=listed_domains)
+    train, test = (
+        _part(pool, np.flatnonzero(count), name)
+        for count, name in zip(counts, ("train", "test"), strict=True)
+    )
+    return DividedSource(
+        source=replace(source, train=train, test=test if len(test.labels) else None),
+        missing=missing,
+        unlisted=named(counts[0] + counts[1] == 0),
+        repeated=named((counts[0] > 1) | (counts[1] > 1)),
+        problems=tuple(problems),
+    )
+
+
+def _pool(source: Source) -> SourceSplit:
+    """Return all images of a source as one split."""
+    train, test = source.train, source.test
+    if test is None:
+        return train
+    label_names = tuple(dict.fromkeys((*train.label_names, *test.label_names)))
+    ids = {name: index for index, name in enumerate(label_names)}
+    mapping = np.array([ids[name] for name in test.label_names], dtype=np.int64)
+    has_domains = train.domains is not None and test.domains is not None
+    return SourceSplit(
+        name="all",
+        rows=concatenate_datasets([train.rows, test.rows]),
+        label_names=label_names,
+        labels=np.concatenate([train.labels, mapping[test.labels]]),
+        domains=np.concatenate([train.domains, test.domains]) if has_domains else None,
+        source_names=pa.concat_arrays([train.source_names, test.source_names]),
+    )
+
+
+def _part(pool: SourceSplit, indices: Positions, name: str) -> SourceSplit:
+    """Return some images as a split that knows the classes that occur in it."""
+    part = select(pool, indices)
+    occurring, labels = np.unique(part.labels, return_inverse=True)
+    names = tuple(pool.label_names[label] for label in occurring)
+    return replace(part, name=name, label_names=names, labels=labels.astype(np.int64))
+
+
+def _paths_below_root(entries: Sequence[ListEntry], names: Sequence[str]) -> list[str]:
+    """Return the paths of entries without the folders that lead to the data set on another machine."""
+    known = set(names)
+    paths = [
+        entry.path if entry.path in known else entry.path.replace("\\", "/").removeprefix("./")
+        for entry in entries
+    ]
+    step = max(1, len(paths) // _SAMPLE_SIZE)
+    sample = [path.split("/") for path in paths[::step]]
+    depth = max((len(parts) for parts in sample), default=1)
+    matches = [sum("/".join(parts[skip:]) in known for parts in sample) for skip in range(depth)]
+    skip = matches.index(max(matches)) if any(matches) else 0
+    return ["/".join(path.split("/")[skip:]) or path for path in paths] if skip else paths
+
+
+def _locate(paths: Sequence[str], names: Sequence[str]) -> Positions:
+    """Return (M,) the position of each path among the names; -1 where it is not there."""
+    position = {name: index for index, name in enumerate(names)}
+    found = [position.get(path, -1) for path in paths]
+    if -1 in found:
+        # Accented letters have two spellings, and file systems differ in which one they keep.
+        composed = {unicodedata.normalize("NFC", name): index for name, index in position.items()}
+        found = [
+            composed.get(unicodedata.normalize("NFC", path), -1) if index < 0 else index
+            for path, index in zip(paths, found, strict=True)
+        ]
+    return np.array(found, dtype=np.int64)
+
+
+def _labels(
+    pool: SourceSplit, listed: Sequence[ListEntry], positions: Positions
+) -> tuple[tuple[str, ...], Positions, list[str]]:
+    """Compare the labels of lists with the classes of the source.
+
+    Returns:
+        The class names, in the order of their ids; (N,) the class id of every image; what contradicts.
+    """
+    pairs = zip((entry.label for entry in listed), positions.tolist(), strict=True)
+    labelled = [(label, position) for label, position in pairs if label is not None]
+    names = pool.label_names
+    if names == ("",):  # folders mean nothing: the lists alone know the classes
+        return _labels_of_lists(pool, labelled, num_unlabelled=len(listed) - len(labelled))
+    classes = pool.labels.tolist()
+    differing = [(label, position) for label, position in labelled if label != names[classes[position]]]
+    if not differing:
+        return names, pool.labels, []
+    if all(label.isdecimal() for label, _ in labelled):
+        return _numbered(pool, labelled)
+    wrong = [f"{pool.source_names[position]} (listed as '{label}')" for label, position in differing]
+    return (
+        names,
+        pool.labels,
+        [
+            f"{len(wrong)} listed labels contradict the images' classes: {some_names(wrong)}. Correct them, or set "
+            "dataset.layout=listed if folders do not name classes."
+        ],
+    )
+
+
+def _labels_of_lists(
+    pool: SourceSplit, labelled: Sequence[tuple[str, int]], *, num_unlabelled: int
+) -> tuple[tuple[str, ...], Positions, list[str]]:
+    given = {label for label, _ in labelled}
+    numeric = all(label.isdecimal() for label in given)
+    names = tuple(sorted(given, key=int) if numeric else sorted(given))
+    ids = {name: index for index, name in enumerate(names)}
+    labels = np.full(len(pool.labels), -1, dtype=np.int64)
+    several: set[str] = set()
+    for label, position in labelled:
+        if labels[position] not in (-1, ids[label]):
+            several.add(str(pool.source_names[position]))
+        labels[position] = ids[label]
+    problems = []
+    if several:
+        problems.append(
+            f"{len(several)} images are listed with several labels: {some_names(sorted(several))}."
+        )
+    if num_unlabelled:
+        problems.append(
+            f"{num_unlabelled} images are listed without a label, which dataset.layout=listed needs."
+        )
+        names, labels = names or ("",), np.maximum(labels, 0)
+    return names, labels, problems
+
+
+def _numbered(
+    pool: SourceSplit, labelled: Sequence[tuple[str, int]]
+) -> tuple[tuple[str, ...], Positions, list[str]]:
+    """Give classes the order of their numbers; each class must have one number, and each number one class."""
+    classes, names = pool.labels.tolist(), pool.label_names
+    pairs = Counter((classes[position], int(label)) for label, position in labelled)
+    number_of: dict[int, int] = {}
+    for (label, number), _ in pairs.most_common():
+        number_of.setdefault(label, number)
+    wrong = [
+        f"{pool.source_names[position]} (listed as {label}, other images of '{names[classes[position]]}' as "
+        f"{number_of[classes[position]]})"
+        for label, position in labelled
+        if number_of[classes[position]] != int(label)
+    ]
+    problems = (
+        [f"{len(wrong)} listed labels contradict the images' classes: {some_names(wrong)}."] if wrong else []
+    )
+    for number, count in Counter(number_of.values()).items():
+        if count > 1:
+            sharing = [names[label] for label, other in number_of.items() if other == number]
+            problems.append(f"label {number} is listed for images of several classes: {some_names(sharing)}.")
+    last = max(number_of.values(), default=0) + 1
+    order = sorted(range(len(names)), key=lambda label: (number_of.get(label, last), label))
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[order] = np.arange(len(names))
+    return tuple(names[label] for label in order), rank[pool.labels], problems
+
+
+def _domains(
+    pool: SourceSplit, listed: Sequence[ListEntry], positions: Positions
+) -> tuple[NDArray[np.str_] | None, list[str]]:
+    """Return (N,) the domain of every image, from the source or else from lists, and what contradicts."""
+    given = {
+        position: entry.domain
+        for entry, position in zip(listed, positions.tolist(), strict=True)
+        if entry.domain
+    }
+    if pool.domains is None:
+        if not given:
+            return None, []
+        without = [
+            str(pool.source_names[position]) for position in positions.tolist() if position not in given
+        ]
+        problems = (
+            [f"{len(without)} images are listed without a domain: {some_names(without)}."] if without else []
+        )
+        return np.array([given.get(index, "") for index in range(len(pool.labels))]), problems
+    wrong = [
+        f"{pool.source_names[position]} (listed as '{domain}')"
+        for position, domain in given.items()
+        if domain != pool.domains[position]
+    ]
+    problems = (
+        [f"{len(wrong)} listed domains contradict the images' own: {some_names(wrong)}."] if wrong else []
+    )
+    return pool.domains, problems

@@ -1,0 +1,194 @@
+"""Images that cannot be used, and images that training and testing share.
+
+Shapes: N images of a split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from vbm_ptm.data.images import check_images
+from vbm_ptm.data.reading.sources import DIGITS, Source, SourceSplit
+from vbm_ptm.data.reading.hold_out import select
+from vbm_ptm.errors import some_names
+
+Verification = Literal["auto", "full", "none"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_IMAGES_FOR_FULL_CHECK = 20_000
+_ROWS_AT_ONCE = 50_000
+_FILES_PER_THREAD = 1000
+_END_BYTES = 2048
+
+
+def check_source(
+    source: Source, *, name: str, verify: Verification, skips: bool, missing: Sequence[str]
+) -> tuple[Source, dict[str, Any], list[str]]:
+    """Look for bad images, listed ones that are missing among them; leave them out or say what they are.
+
+    Args:
+        source: Where the images come from.
+        name: What messages call the data set.
+        verify: Decode every image (full), look for empty and missing files (none: not even that); auto is full up to
+            20,000 images.
+        skips: Leave bad images out; every image is then decoded.
+        missing: Listed files that are not there.
+
+    Returns:
+        The source without its bad images, what a result should say, and what is wrong, a line for each image.
+    """
+    splits = [split for split in (source.train, source.test) if split is not None]
+    total = sum(len(split.labels) for split in splits) + len(missing)
+    is_checked = source.record["location"] != DIGITS and verify != "none"
+    full = is_checked and (skips or verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK)
+    if is_checked and not full:
+        logger.info(
+            "%s: %d images: only empty and missing files are looked for before training; "
+            "dataset.verify=full decodes every image.", name, total,
+        )  # fmt: skip
+    find = undecodable_images if full else empty_images
+    bad = [find(split) if is_checked else {} for split in splits]
+    problems = [f"cannot read image '{path}': it is listed, but there is no such file." for path in missing]
+    problems += [problem for found in bad for problem in found.values()]
+    verified = "every image decoded" if full else "no empty or missing files" if is_checked else "nothing"
+    record: dict[str, Any] = {"verified": verified, "skipped_images": []}
+    if not problems:
+        return source, record, []
+    if not skips:
+        summary = (
+            f"data set '{name}': {len(problems)} of {total} images are bad. Replace or delete them, or set "
+            "dataset.on_bad_image=skip:"
+        )
+        return source, record, [summary, *problems]
+    for problem in problems:
+        logger.warning("%s: skipped: %s", name, problem)
+    kept = [
+        select(split, np.array([i for i in range(len(split.labels)) if i not in found], dtype=np.int64))
+        for split, found in zip(splits, bad, strict=True)
+    ]
+    lost = sorted(
+        {source.train.label_names[label] for label in np.unique(source.train.labels)}
+        - {kept[0].label_names[label] for label in np.unique(kept[0].labels)}
+    )
+    if lost:
+        summary = (
+            f"data set '{name}': without its bad images no training image is left of: {some_names(lost)}."
+        )
+        return source, record, [summary, *problems]
+    record["skipped_images"] = [
+        *missing,
+        *(
+            split.source_names[index].as_py()
+            for split, found in zip(splits, bad, strict=True)
+            for index in found
+        ),
+    ]
+    return replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None), record, []
+
+
+def undecodable_images(split: SourceSplit) -> dict[int, str]:
+    """Return position -> problem of images that cannot be decoded; every image is read."""
+    return check_images(
+        lambda index: split.rows[index]["image"],
+        lambda index: str(split.source_names[index].as_py()),
+        len(split.labels),
+    )
+
+
+def empty_images(split: SourceSplit) -> dict[int, str]:
+    """Return position -> problem of images without bytes, or whose file is missing or empty; no image is read."""
+    sizes = image_sizes(split.rows)
+    return {
+        position: f"cannot read image '{split.source_names[position].as_py()}': "
+        + ("there is no such file." if sizes[position] < 0 else "the file is empty.")
+        for position in np.flatnonzero(sizes <= 0).tolist()
+    }
+
+
+def image_sizes(rows: Dataset) -> NDArray[np.int64]:
+    """Return (N,) the encoded size of every image in bytes; -1 where its file is missing."""
+    sizes: list[int] = []
+    table = rows.with_format("arrow")
+    for start in range(0, len(rows), _ROWS_AT_ONCE):  # a table larger than memory is never copied whole
+        images = table[start : start + _ROWS_AT_ONCE].column("image").combine_chunks()
+        lengths = pc.binary_length(images.field("bytes"))
+        if lengths.null_count:
+            of_files = _file_sizes(pc.struct_field(images.filter(pc.is_null(lengths)), "path").to_pylist())
+            lengths = pc.replace_with_mask(
+                pc.cast(lengths, pa.int64()), pc.is_null(lengths), pa.array(of_files)
+            )
+        sizes += lengths.to_pylist()
+    return np.array(sizes, dtype=np.int64)
+
+
+def shared_images(one: Dataset, other: Dataset) -> list[tuple[int, int]]:
+    """Return pairs of positions whose images have the same bytes, in order of the second.
+
+    Of images of equal size the last bytes are compared by hash, and only if those agree all bytes are.
+
+    Args:
+        one: Rows with a column ``image``.
+        other: The same.
+    """
+    sizes = image_sizes(one), image_sizes(other)
+    common = np.intersect1d(*sizes)
+    candidates = [np.flatnonzero(np.isin(each, common[common > 0])).tolist() for each in sizes]
+    for is_whole in (False, True):
+        digests = [
+            {position: _digest(rows, position, is_whole=is_whole) for position in positions}
+            for rows, positions in zip((one, other), candidates, strict=True)
+        ]
+        common_digests = set(digests[0].values()) & set(digests[1].values())
+        candidates = [
+            [position for position, digest in each.items() if digest in common_digests] for each in digests
+        ]
+    first = {digests[0][position]: position for position in reversed(candidates[0])}
+    return [(first[digests[1][position]], position) for position in candidates[1]]
+
+
+def _file_sizes(paths: Sequence[str | None]) -> list[int]:
+    """Look at files on a few threads: on a network drive each waits for an answer."""
+
+    def sizes(part: Sequence[str | None]) -> list[int]:
+        return [_file_size(path) for path in part]
+
+    parts = [paths[start : start + _FILES_PER_THREAD] for start in range(0, len(paths), _FILES_PER_THREAD)]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        return [size for found in pool.map(sizes, parts) for size in found]
+
+
+def _file_size(path: str | None) -> int:
+    try:
+        return os.stat(path or "").st_size
+    except OSError:
+        return -1
+
+
+def _digest(rows: Dataset, position: int, *, is_whole: bool) -> bytes:
+    """Hash size and last bytes of an image, or all of it."""
+    image = rows[position]["image"]
+    content: bytes | None = image["bytes"]
+    if content is None and is_whole:
+        content = Path(image["path"]).read_bytes()
+    elif content is None:
+        with open(image["path"], "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _END_BYTES))
+            return hashlib.blake2b(file.read() + str(size).encode(), digest_size=16).digest()
+    elif not is_whole:
+        content = content[-_END_BYTES:] + str(len(content)).encode()
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -1,0 +1,51 @@
+"""In what two runs differ: settings, versions, images, weights and machine, but not what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vbm_ptm.config.tree import changes
+from vbm_ptm.runs.directory import RunDirectory
+
+Section = dict[str, tuple[Any, Any]]
+
+
+def compare_runs(one: Path, two: Path) -> dict[str, Section]:
+    """Return, by section and name, what two runs do not have in common.
+
+    A run without a result yet is compared by its settings alone.
+
+    Args:
+        one: A run directory.
+        two: Another one.
+
+    Raises:
+        UsageError: One of them is no run directory.
+    """
+    directories = RunDirectory(one), RunDirectory(two)
+    first, second = (directory.config().model_dump(mode="json") for directory in directories)
+    compared = {"settings": changes(first, second)}
+    results = [directory.result() for directory in directories]
+    if results[0] and results[1]:
+        facts, others = _facts(results[0]), _facts(results[1])
+        compared |= {section: changes(facts[section], others[section]) for section in facts}
+    return compared
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    weights = result["weights"] or {}
+    return {
+        "versions": result["versions"],
+        "images and weights": {
+            "split SHA-256": result["split_sha256"],
+            "images held out": result["data"]["held_out"],
+            "images left out": result["data"]["skipped_images"],
+            "weights": weights.get("name"),
+            "weights SHA-256": weights.get("sha256"),
+            "extends": result.get("extends"),
+        },
+        "machine": {name: result[name] for name in ("num_ranks", "device", "num_threads")},
+        "state": {"status": result["status"], "finished tasks": len(result["task_records"])},
+    }

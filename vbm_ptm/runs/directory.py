@@ -1,0 +1,297 @@
+"""The folder of one run.
+
+config.yaml    the whole configuration as it was last started, ready to be run again
+result.json    what was reached, and all that it depends on
+log.jsonl      one line per step, task and evaluation
+checkpoints/   see vbm_ptm.storage.checkpoint
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from vbm_ptm.config.run_config import ComposedConfig, RunConfig
+from vbm_ptm.config.tree import differences, parse_override, read_yaml
+from vbm_ptm.data.reading.datasets import split_lists_of
+from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
+from vbm_ptm.storage.durable_files import remove_partials, write_file
+from vbm_ptm.errors import UsageError, some_lines
+
+# Settings that change how a run works but not what it computes: they may differ when it goes on.
+FREE_ON_RESUME = (
+    *("data.", "checkpoint.", "device", "dataset.verify", "backbone.gradient_checkpointing"),
+    *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes"),
+)
+
+# Settings that say where things lie, of which a result holds the hash.
+PLACES = ("dataset.path", "backbone.checkpoint")
+LISTS = ("dataset.split_file", "dataset.train_list", "dataset.test_list")
+
+# Settings of a stored run that may be given anew where it is used.
+FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data.", "device")
+
+_PARTIAL_CHECKPOINTS = ".checkpoints.partial"
+_NO_RUN_YET = {".lock", ".config.yaml.partial"}
+
+# Seconds in which loader workers notice that their run is dead.
+_WORKERS_END = 15.0
+
+
+class RunDirectory:
+    """The folder of one run, with one writer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
+        """Read the configuration that the run was started with.
+
+        Args:
+            overrides: Items ``path.to.setting=value`` of what has moved or computes in another way.
+
+        Raises:
+            UsageError: There is none, it is not valid, or an item would make it another run.
+        """
+        file = self._require_config()
+        composed = ComposedConfig()
+        composed.merge(read_yaml(file), str(file))
+        for item in overrides:
+            if not item.startswith(FREE_IN_USE):
+                raise UsageError(
+                    f"--set {item}: the run is finished as it is. What may change is where its files lie and how it "
+                    f"computes: {', '.join(name + '*' * name.endswith('.') for name in FREE_IN_USE)}."
+                )
+            composed.merge(parse_override(item), f"--set {item}")
+        return composed.validate()
+
+    def result(self) -> dict[str, Any] | None:
+        """Read ``result.json`` if there is one.
+
+        Raises:
+            UsageError: It is no JSON.
+        """
+        file = self.path / "result.json"
+        if not file.is_file():
+            return None
+        try:
+            result: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"{file} is damaged ({error}); remove it, and --resume writes it anew."
+            ) from error
+        return result
+
+    def finished_result(self, config: RunConfig) -> dict[str, Any] | None:
+        """Read the result of a run with this configuration if it is there and finished.
+
+        Where images and weights lie may differ, and where lists of the same content do: the result holds their hashes.
+
+        Raises:
+            UsageError: The directory belongs to another configuration.
+        """
+        result = self.result()
+        if result is None or result["status"] != "finished":
+            return None
+        lines = self._differences(config, free=(*FREE_ON_RESUME, *PLACES))
+        if any(line.startswith(LISTS) for line in lines) and _has_lists_of(config, result):
+            lines = [line for line in lines if not line.startswith(LISTS)]
+        self._refuse(lines)
+        return result
+
+    def checkpoint(self, task: int | None = None) -> Checkpoint:
+        """Read the checkpoint of a task, or the newest one.
+
+        Args:
+            task: Index of the task, from 0; messages count from 1, as the command line does.
+
+        Raises:
+            UsageError: There is none, or none of that task.
+        """
+        self._require_config()
+        store = CheckpointStore(self.path / "checkpoints")
+        there = store.tasks()
+        if there and task is not None and task not in there:
+            raise UsageError(
+                f"{self.path} has no checkpoint of task {task + 1}; "
+                f"there is one of task {', '.join(str(index + 1) for index in there)} (checkpoint.keep=all keeps all)."
+            )
+        checkpoint = store.read(task)
+        if checkpoint is None:
+            raise UsageError(f"{self.path} holds no finished task yet; train at least one.")
+        return checkpoint
+
+    def check(self, config: RunConfig, *, resume: bool) -> None:
+        """Make sure that a run with this configuration may use the directory.
+
+        Raises:
+            UsageError: It exists without ``resume``, holds something else, or belongs to another configuration.
+        """
+        nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            where = "is" if nearest == self.path else f"lies below {nearest}, which is"
+            raise UsageError(f"--output {self.path} {where} a file; give a folder that does not exist yet.")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UsageError(f"--output {self.path}: no permission to write in {nearest}.")
+        if nearest != self.path or {file.name for file in self.path.iterdir()} <= _NO_RUN_YET:
+            return
+        if not (self.path / "config.yaml").exists():
+            raise UsageError(
+                f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
+            )
+        # Whether the same images and weights lie there is seen once they are loaded.
+        lines = self._differences(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
+        if lines and not resume:
+            raise UsageError(
+                f"--output {self.path} exists already, from other settings (stored against given): "
+                f"{some_lines(lines)}. Give this run a folder of its own by --output."
+            )
+        if not resume:
+            raise UsageError(
+                f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
+            )
+        self._refuse(lines)
+
+    @contextmanager
+    def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
+        """Hold the directory as its only writer; the configuration is written if it is new.
+
+        Raises:
+            UsageError: Another process holds it, or it has changed since ``check``.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--output {self.path} cannot be made: {error.strerror}.") from error
+        with (self.path / ".lock").open("a+") as lock:
+            if not _take_lock(lock):
+                raise UsageError(
+                    f"{self.path} is in use by another run; wait for it or give another --output."
+                )
+            self.check(config, resume=resume)
+            remove_partials(self.path)
+            if not (self.path / "config.yaml").exists():
+                self.write_config(config)
+            yield
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write the configuration, all or nothing: a full disk must not leave half of it, for --resume to refuse."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_file(self.path / "config.yaml", text.encode())
+
+    def carry_over(self, source: RunDirectory) -> None:
+        """Copy the checkpoints and the log of the run that is extended, unless they are here already.
+
+        What the extension is made of stays usable when that run is gone, and stays there as it was.
+        """
+        if (self.path / "checkpoints").exists():
+            return
+        shutil.copyfile(source.path / "log.jsonl", self.path / "log.jsonl")
+        partial = self.path / _PARTIAL_CHECKPOINTS
+        shutil.rmtree(partial, ignore_errors=True)
+        checkpoints = source.path / "checkpoints"
+        try:
+            for file in checkpoints.rglob("*"):
+                name = file.relative_to(checkpoints)
+                if file.is_file() and not name.parts[0].startswith(("last_", ".")):
+                    (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, partial / name)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk, to free its space
+            raise
+        partial.rename(self.path / "checkpoints")
+
+    def _require_config(self) -> Path:
+        file = self.path / "config.yaml"
+        if not file.is_file():
+            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
+        return file
+
+    def check_same_run(self, stored: Mapping[str, Any], config: RunConfig, *, what: str) -> None:
+        """Make sure that a part of the directory belongs to a run with this configuration.
+
+        Args:
+            stored: The configuration that it was written with, as JSON values.
+            config: That of the run.
+            what: The part, for the message.
+
+        Raises:
+            UsageError: It belongs to another run.
+        """
+        composed = ComposedConfig()
+        composed.merge(stored, what)
+        lines = _differing(composed.validate(), config, free=(*FREE_ON_RESUME, *PLACES))
+        if lines:
+            raise UsageError(
+                f"{what} belongs to another run, of another configuration (stored against given): {some_lines(lines)}. "
+                "To go on from the checkpoint before it, give --resume --skip-damaged."
+            )
+
+    def _differences(self, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
+        return _differing(self.config(), config, free=free)
+
+    def _refuse(self, lines: Sequence[str]) -> None:
+        if lines:
+            raise UsageError(
+                f"{self.path} was started with another configuration (stored against given): {some_lines(lines)}. "
+                f"Resume with the stored settings, which {self.path / 'config.yaml'} has (--config), or give another "
+                "--output."
+            )
+
+
+def _has_lists_of(config: RunConfig, result: Mapping[str, Any]) -> bool:
+    """Return whether the lists of a configuration are here and, byte for byte, those that made a result."""
+    try:
+        lists = split_lists_of(config.dataset).record
+    except UsageError:
+        return False
+    recorded = result["data"].get("lists", [])
+    return [(each["split"], each["sha256"]) for each in lists] == [
+        (each["split"], each["sha256"]) for each in recorded
+    ]
+
+
+def _differing(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
+    """Return a line for every setting that differs and may not."""
+    lines = differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+    return [line for line in lines if not line.startswith(free)]
+
+
+def _take_lock(lock: IO[str]) -> bool:
+    """Lock a file for this process and write its number there; return whether nobody else holds it.
+
+    Loader workers share the lock of the run that started them. Where that run was killed, they end in seconds.
+    """
+    patience = time.monotonic() + _WORKERS_END
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            if time.monotonic() > patience or _is_alive(lock.read()):
+                return False
+            time.sleep(0.1)
+        else:
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            return True
+
+
+def _is_alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, PermissionError):
+        return True  # not known, or somebody else's
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,255 @@
+"""What a finished task left behind, used again: measured on the test images, or to classify others.
+
+It lies in a run directory, or in a folder that ``vbm_ptm.runs.export`` made of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL.Image import Image
+
+from vbm_ptm.config.run_config import dataset_spec
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.reading.datasets import load_image_dataset
+from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.scenario import Scenario, Task
+from vbm_ptm.data.transforms import ViewTransforms, build_transforms
+from vbm_ptm.data.view_batch import LoaderConfig
+from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator
+from vbm_ptm.storage.checkpoint import Checkpoint, restore
+from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.storage.portable import is_portable, read_portable
+from vbm_ptm.errors import UsageError, some_names
+from vbm_ptm.experiment import build, build_learner, restore_checked
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.runs.directory import RunDirectory
+
+
+def evaluate(
+    run_directory: Path | str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> AccuracyMatrix:
+    """Measure a stored learner again on the test images of all tasks that it had seen.
+
+    Args:
+        run_directory: What ``run`` wrote.
+        task: Index of the task after which the learner is taken; None for the last finished one.
+        device: Where to compute; None for the device of the run.
+        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
+
+    Returns:
+        A matrix whose last row is the new measurement; the rows before it are gaps, since those learners were not
+        measured.
+    """
+    directory = RunDirectory(Path(run_directory))
+    config = directory.config(overrides)
+    checkpoint = directory.checkpoint(task)
+    accelerator = build_accelerator(
+        device=device or config.device, mixed_precision=config.trainer.mixed_precision
+    )
+    setup = build(config, earlier=checkpoint.state)
+    num_gaps = setup.benchmark.first_task
+    if checkpoint.task_index < num_gaps:
+        raise UsageError(
+            f"task {checkpoint.task_index + 1} is one of {config.scenario.extends}, and its images are not part of "
+            f"{directory.path}: evaluate that run, or give a data set by --dataset."
+        )
+    restore_checked(setup, checkpoint)
+    setup.learner.to(accelerator.device)
+    evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
+    tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
+    cells = evaluator.evaluate(setup.learner, tasks[num_gaps:])
+    not_measured = ([None] * (earlier + 1) for earlier in range(checkpoint.task_index))
+    return AccuracyMatrix([*not_measured, [*[None] * num_gaps, *cells]])
+
+
+def evaluate_on(
+    path: Path | str,
+    dataset: str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> AccuracyMatrix:
+    """Measure a stored learner on the test images of any data set whose classes it knows by name.
+
+    Args:
+        path: As for ``load``.
+        dataset: As for ``compose``: a folder, a parquet file, a YAML file or a name.
+        task: As for ``load``.
+        device: As for ``load``.
+        overrides: As for ``load``; what begins with ``dataset.`` is of this data set.
+
+    Returns:
+        A matrix with a single cell: among all classes that the learner has seen, and among those of the data set.
+
+    Raises:
+        UsageError: The learner has not learned a class of that name.
+    """
+    of_dataset = [item for item in overrides if item.startswith("dataset.")]
+    for item in of_dataset:
+        if item.startswith("dataset.transforms"):
+            raise UsageError(f"--set {item}: images are prepared as the learner was trained with.")
+    stored = load(
+        path, task=task, device=device, overrides=[item for item in overrides if item not in of_dataset]
+    )
+    datasets = load_image_dataset(dataset_spec(dataset, overrides=of_dataset))
+    known = {name: index for index, name in enumerate(stored.class_names)}
+    unknown = [name for name in datasets.class_names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--dataset {dataset}: {len(unknown)} of {len(datasets.class_names)} classes are not among those that the "
+            f"learner knows: {some_names(unknown)}. It knows {some_names(stored.class_names)}."
+        )
+    indices = np.array([known[name] for name in datasets.class_names], dtype=np.int64)
+    everything = Task(0, tuple(sorted(indices.tolist())), (), len(known))
+    scenario = Scenario("class_incremental", stored.class_names, (), (everything,), indices)
+    benchmark = Benchmark(datasets, scenario, stored.transforms)
+    evaluator = Evaluator(stored.accelerator, benchmark, stored.loading)
+    return AccuracyMatrix([evaluator.evaluate(stored.learner, [everything])])
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best classes of one image, best first."""
+
+    path: Path
+    class_names: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StoredLearner:
+    """A learner ready for use.
+
+    Attributes:
+        learner: On the accelerator's device.
+        class_names: By class index.
+        transforms: What images go through.
+        accelerator: Device and precision.
+        loading: How many images are classified at once, and who reads them.
+    """
+
+    learner: Learner
+    class_names: tuple[str, ...]
+    transforms: ViewTransforms
+    accelerator: Accelerator
+    loading: LoaderConfig
+
+
+def restore_run(
+    directory: RunDirectory, *, task: int | None = None, overrides: Sequence[str] = ()
+) -> tuple[Learner, Checkpoint]:
+    """Rebuild the learner of a run as it was after a task (None: the last finished one), on the CPU, without data."""
+    checkpoint = directory.checkpoint(task)
+    learner = build_learner(directory.config(overrides), num_tasks=checkpoint.state["num_planned_tasks"])
+    restore(learner, checkpoint)
+    return learner.eval(), checkpoint
+
+
+def load(
+    path: Path | str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> StoredLearner:
+    """Load a learner from a run directory, or from an exported folder; needs neither training nor test data.
+
+    Args:
+        path: What ``run`` or ``export`` wrote.
+        task: Index of the task after which the learner is taken; None for the last finished one.
+        device: Where to compute; None for the device of the run, and the best one for an exported learner.
+        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``backbone.checkpoint``.
+
+    Raises:
+        UsageError: No learner is stored there, it is damaged, or an exported one is asked for another task.
+    """
+    path = Path(path)
+    if is_portable(path):
+        if task is not None or overrides:
+            raise UsageError(f"{path} is an exported learner: --task and --set are for run directories.")
+        learner, portable = read_portable(path)
+        transforms, preprocessing = portable.transforms, portable.preprocessing
+        names = portable.class_names
+        loading = LoaderConfig(evaluation_batch_size=portable.evaluation_batch_size)
+        accelerator = build_accelerator(device=device or "auto", mixed_precision=portable.mixed_precision)
+    elif not (path / "config.yaml").is_file():
+        raise UsageError(
+            f"{path} is neither a run directory (config.yaml) nor an exported learner (config.json)."
+        )
+    else:
+        directory = RunDirectory(path)
+        config = directory.config(overrides)
+        learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
+        transforms, preprocessing = config.dataset.transforms, learner.backbone.preprocessing
+        names, loading = tuple(checkpoint.state["class_names"]), config.data
+        accelerator = build_accelerator(
+            device=device or config.device, mixed_precision=config.trainer.mixed_precision
+        )
+    learner.to(accelerator.device).eval()
+    return StoredLearner(
+        learner,
+        names[: learner.num_seen_classes],
+        build_transforms(transforms, **asdict(preprocessing)),
+        accelerator,
+        loading.for_device(accelerator.device.type),
+    )
+
+
+def predict(
+    path: Path | str,
+    images: Iterable[Path | str],
+    *,
+    top_k: int = 5,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> Iterator[Prediction]:
+    """Classify image files with a stored learner; needs neither the training nor the test data.
+
+    Args:
+        path: What ``run`` or ``export`` wrote.
+        images: Image files.
+        top_k: Classes to name for each image; classes that the learner rules out are never named.
+        task: As for ``load``.
+        device: As for ``load``.
+        overrides: As for ``load``.
+
+    Raises:
+        UsageError: No learner is stored there; or, after all other images, some cannot be read.
+    """
+    stored = load(path, task=task, device=device, overrides=overrides)
+    accelerator = stored.accelerator
+    problems: list[str] = []
+    readable = _decoded(map(Path, images), problems)
+    while batch := list(islice(readable, stored.loading.evaluation_batch_size)):
+        pixels = torch.stack([stored.transforms.evaluate(image) for _, image in batch])
+        with torch.no_grad(), accelerator.autocast():
+            scores = stored.learner.predict(pixels.to(accelerator.device)).float().cpu()
+        best = scores.topk(min(top_k, scores.shape[1]), dim=1)
+        for (file, _), values, indices in zip(batch, best.values, best.indices, strict=True):
+            finite = values.isfinite()
+            chosen = tuple(stored.class_names[index] for index in indices[finite].tolist())
+            yield Prediction(file, chosen, tuple(values[finite].tolist()))
+    if problems:
+        raise UsageError(*problems)
+
+
+def _decoded(paths: Iterable[Path], problems: list[str]) -> Iterator[tuple[Path, Image]]:
+    """Yield the images that can be read; say of the others why not."""
+    for path in paths:
+        try:
+            yield path, decode_image(path)
+        except UsageError as error:
+            problems += error.problems

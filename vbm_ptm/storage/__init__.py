@@ -1,0 +1,1 @@
+"""How state reaches the disk and comes back: the only writer of safetensors."""
