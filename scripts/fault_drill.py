@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint
 from vbm_ptm.errors import UsageError
+from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint
 
 SETTINGS = {
     "scenario.num_tasks": "null",

@@ -282,8 +282,8 @@ class Kit:
 
     def write(self, listed: Sequence[ListedRun], output: Path) -> None:
         """Print the comparison with the paper, and keep it as ``paper_table.md`` and ``paper_table.json``."""
-        from vbm_ptm.storage.durable_files import write_json
         from vbm_ptm.report.paper_table import TableRun, compare_with_paper, markdown
+        from vbm_ptm.storage.durable_files import write_json
         from vbm_ptm.study import finished_runs
 
         results = {planned.output: result for planned, result in finished_runs(i.planned for i in listed)}

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from vbm_ptm.building import build
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.errors import TrainingInterrupted, UsageError
-from vbm_ptm.experiment import banner, build, run
+from vbm_ptm.experiment import banner, run
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import evaluate
 

@@ -10,7 +10,8 @@ import miniatures
 from PIL import Image
 
 from vbm_ptm.config.run_config import compose
-from vbm_ptm.data.reading.datasets import DatasetSpec, ImageDatasets, load_image_dataset
+from vbm_ptm.data.image_split import ImageDatasets
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 
 
 def load(arguments: list[str]) -> ImageDatasets:

@@ -1,31 +1,20 @@
-"""The composition root: from a configuration to objects, to a trained learner, to a run directory."""
+"""One run from beginning to end: train and evaluate, on ranks that agree, and leave a result whatever happens."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import logging
-import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import vbm_ptm
-from vbm_ptm.backbones import load_vit
+from vbm_ptm.building import Setup, build
 from vbm_ptm.config.run_config import RunConfig, compose
-from vbm_ptm.config.tree import differences, leaves
-from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.reading.datasets import ImageDatasets, load_image_dataset
-from vbm_ptm.data.scenario import Scenario, build_scenario, extend_scenario
-from vbm_ptm.data.transforms import build_transforms
+from vbm_ptm.config.tree import leaves
 from vbm_ptm.engine.acceleration import (
     Accelerator,
     build_accelerator,
@@ -34,125 +23,22 @@ from vbm_ptm.engine.acceleration import (
     start_trackers,
     wait_for_ranks,
 )
-from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore, task_from
-from vbm_ptm.storage.durable_files import write_json
 from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
-from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.launch import launch_problems
-from vbm_ptm.learners.base import Learner
-from vbm_ptm.learners.registry import learner_class
-from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.extension import default_output, extension_config
+from vbm_ptm.runs.result import run_result
+from vbm_ptm.runs.resuming import earlier_state, is_damaged, newest_checkpoint, restore_checked
+from vbm_ptm.storage.checkpoint import CheckpointStore
+from vbm_ptm.storage.durable_files import write_json
+from vbm_ptm.storage.save_schedule import SaveSchedule
 
 logger = logging.getLogger(__name__)
-
-RESULT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Setup:
-    """All that a configuration stands for, built."""
-
-    config: RunConfig
-    benchmark: Benchmark
-    learner: Learner
-
-
-def build(
-    config: RunConfig, *, earlier: Mapping[str, Any] | None = None, datasets: ImageDatasets | None = None
-) -> Setup:
-    """Build the data, the tasks, the transforms and the learner of a configuration.
-
-    Args:
-        config: The configuration.
-        earlier: State of a checkpoint of the run that is extended, or of the extension itself; None looks into the
-            run that is extended, if there is one.
-        datasets: The images, if they have been loaded already.
-    """
-    if config.scenario.extends is not None and earlier is None:
-        earlier = extended_checkpoint(config).state
-    datasets = datasets or load_image_dataset(config.dataset)
-    if earlier is not None and config.scenario.extends is not None:
-        datasets, scenario = _extended(config, datasets, earlier)
-        first_task, num_planned = len(scenario.tasks) - 1, earlier["num_planned_tasks"]
-    else:
-        scenario = build_scenario(
-            config.scenario,
-            class_names=datasets.class_names,
-            labels=datasets.train.labels,
-            domains=datasets.train.domains,
-        )
-        first_task, num_planned = 0, len(scenario.tasks)
-    learner = build_learner(config, num_tasks=num_planned)
-    learner.check_room(len(scenario.tasks))
-    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
-    return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
-
-
-def extended_checkpoint(config: RunConfig) -> Checkpoint:
-    """Return the checkpoint that an extension starts from, in the directory of the run that is extended.
-
-    Raises:
-        UsageError: It is not there, or the configuration does not fit to it.
-    """
-    scenario = config.scenario
-    assert scenario.extends is not None
-    if scenario.num_earlier_tasks is None:
-        raise UsageError("scenario.extends needs scenario.num_earlier_tasks; 'vbm-ptm extend' sets both.")
-    directory = RunDirectory(scenario.extends)
-    stored, given = (each.model_dump(mode="json") for each in (directory.config(), config))
-    kept = ("learner.", "backbone.name", "backbone.image_size", "dataset.transforms.", "scenario.kind")
-    lines = [line for line in differences(stored, given) if line.startswith(kept)]
-    if lines:
-        raise UsageError(f"an extension keeps what {directory.path} was made with: {'; '.join(lines)}.")
-    return directory.checkpoint(scenario.num_earlier_tasks - 1)
-
-
-def _extended(
-    config: RunConfig, datasets: ImageDatasets, earlier: Mapping[str, Any]
-) -> tuple[ImageDatasets, Scenario]:
-    """Return the data of the new task, and the tasks of the run that is extended with the new one."""
-    domain, train, test = config.dataset.name, datasets.train, datasets.test
-    if config.scenario.kind == "domain_incremental" and train.domains is None:
-        # Images that name no domain are all of one, called as the data set.
-        train = replace(train, domains=np.full(len(train), domain))
-        test = replace(test, domains=np.full(len(test), domain))
-        datasets = replace(datasets, train=train, test=test)
-    if config.scenario.kind == "domain_incremental" and train.domains is not None:
-        names = sorted(set(train.domains.tolist()))
-        if len(names) > 1:
-            raise UsageError(
-                f"an extension adds one task, but the data set has {len(names)} domains: {', '.join(names)}. "
-                "Extend by one after the other."
-            )
-        (domain,) = names
-    tasks = [task_from(values) for values in earlier["tasks"][: config.scenario.num_earlier_tasks]]
-    scenario = extend_scenario(
-        config.scenario,
-        earlier=tasks,
-        known_names=earlier["class_names"][: tasks[-1].num_seen_classes],
-        class_names=datasets.class_names,
-        labels=datasets.train.labels,
-        domain=domain,
-    )
-    return datasets, scenario
-
-
-def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
-    """Load the backbone and build an untrained learner on it."""
-    backbone = load_vit(
-        config.backbone.name,
-        config.backbone.checkpoint,
-        image_size=config.backbone.image_size,
-        gradient_checkpointing=config.backbone.gradient_checkpointing,
-    )
-    with seeded(seed_for("learner", seed=config.seed)):
-        return learner_class(config.learner.name)(backbone, config.learner, num_tasks=num_tasks)
 
 
 def run(
@@ -193,7 +79,7 @@ def run(
     )
     is_extension = config.scenario.extends is not None
     own = CheckpointStore(directory.path / "checkpoints").read() if is_extension else None
-    setup = build(config, earlier=own.state if own else None)
+    setup = build(config, earlier=own.state if own else earlier_state(config))
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
     wait_for_ranks(accelerator)
@@ -203,6 +89,33 @@ def run(
             directory.carry_over(RunDirectory(config.scenario.extends))
         wait_for_ranks(accelerator)
         return _train(setup, directory, accelerator, StopRequest(stop_after_task), skip_damaged=skip_damaged)
+
+
+def extend(
+    run_directory: Path | str,
+    *,
+    dataset: str,
+    output: Path | str | None = None,
+    is_more_data: bool = False,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Add a data set to a finished run as one more task, without the earlier images; return the new result.
+
+    Args:
+        run_directory: What ``run`` wrote.
+        dataset: As for ``compose``: a folder, a parquet file, a YAML file or a name.
+        output: Directory of the extended run; None for the one beside the run that carries both names.
+        is_more_data: The data set may hold classes (or be a domain) that the run has learned before.
+        overrides: Items ``path.to.setting=value`` for the new task.
+        resume: Go on where an extension stopped.
+
+    Raises:
+        UsageError: The run is not finished or has no tasks to add to, or a setting cannot change any more.
+        TrainingInterrupted: The extension was stopped and can be resumed.
+    """
+    config = extension_config(run_directory, dataset=dataset, is_more_data=is_more_data, overrides=overrides)
+    return run(config, output=output or default_output(Path(run_directory), config), resume=resume)
 
 
 def _train(
@@ -217,7 +130,7 @@ def _train(
     config, is_main, started = setup.config, accelerator.is_main_process, time.monotonic()
     tree = config.model_dump(mode="json")
     store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep, config=tree)
-    checkpoint = _newest_checkpoint(store, setup, directory, skip_damaged=skip_damaged)
+    checkpoint = newest_checkpoint(store, setup, directory, skip_damaged=skip_damaged)
     optimizer = checkpoint.optimizer_tensors() if checkpoint else {}
     if not checkpoint and (directory.path / "log.jsonl").exists():
         logger.warning("%s has no checkpoint yet: training starts from the beginning", directory.path)
@@ -274,85 +187,10 @@ def _train(
     finally:
         log.close()
         finish_trackers(accelerator)
-        result = _result(setup, trainer, status=status, seconds=time.monotonic() - started)
+        result = run_result(setup, trainer, status=status, seconds=time.monotonic() - started)
         if is_main:
             write_json(directory.path / "result.json", result)
     return result
-
-
-def is_damaged(directory: RunDirectory) -> bool:
-    """Return whether the learner of a finished run is lost, so that its last task has to be trained again."""
-    try:
-        directory.checkpoint().verify()
-    except UsageError:
-        return True
-    return False
-
-
-def _newest_checkpoint(
-    store: CheckpointStore, setup: Setup, directory: RunDirectory, *, skip_damaged: bool
-) -> Checkpoint | None:
-    """Return the newest checkpoint of the run, verified; None if it has none.
-
-    Raises:
-        UsageError: It is damaged or that of another run, or all are.
-    """
-    paths = store.newest_first()
-    for path in paths:
-        try:
-            checkpoint = read_checkpoint(path)
-            checkpoint.verify()
-            is_own = checkpoint.task_index >= setup.benchmark.first_task  # not of the run that is extended
-            if is_own:
-                directory.check_same_run(checkpoint.state["config"], setup.config, what=str(path))
-            return checkpoint
-        except UsageError as error:
-            if not skip_damaged:
-                raise
-            logger.warning("left out: %s", error)
-    if paths:
-        raise UsageError(f"no checkpoint in {store.directory} can be used; start anew with another --output.")
-    return None
-
-
-def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = False) -> None:
-    """Restore a learner for going on or measuring, after making sure that data and weights are the same.
-
-    Args:
-        setup: Holds the fresh learner, and the data as they are now.
-        checkpoint: What to restore.
-        is_resumed: Refuse every change of the images; for measuring, other test images are legal and announced.
-
-    Raises:
-        UsageError: The classes, the images or the pre-trained weights are not those of the checkpoint.
-    """
-    if checkpoint.task_index < setup.benchmark.first_task:
-        # From the run that is extended: its images are not needed.
-        restore(setup.learner, checkpoint)
-        return
-    names = list(setup.benchmark.scenario.class_names)
-    if checkpoint.state["class_names"] != names:
-        raise UsageError(
-            f"the data set's classes are not those that {checkpoint.path} was trained on, or stand in another order: "
-            f"{names} against {checkpoint.state['class_names']}."
-        )
-    datasets, state = setup.benchmark.datasets, checkpoint.state
-    if datasets.split_sha256 != state["split_sha256"]:
-        change = (
-            f"the images or their split are not those that {checkpoint.path} was made with: "
-            f"{len(datasets.train)} for training, {len(datasets.test)} for testing, split SHA-256 "
-            f"{datasets.split_sha256[:12]} against {state['split_sha256'][:12]}"
-        )
-        if is_resumed:
-            raise UsageError(f"{change}. Bring the same images back, or start anew with another --output.")
-        if datasets.record["held_out"] != state["held_out"]:
-            # The learner may have been trained on what is held out now.
-            raise UsageError(
-                f"{change}. Held out of the training images: {datasets.record['held_out'] or 'nothing'} now, "
-                f"{state['held_out'] or 'nothing'} then. Bring the same test images back."
-            )
-        logger.warning("%s", change)
-    restore(setup.learner, checkpoint)
 
 
 def _check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
@@ -406,67 +244,3 @@ def _on_ranks(num_groups: int, num_views: int, accelerator: Accelerator) -> str:
 
 def _sizes(sizes: list[int]) -> str:
     return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
-
-
-def _result(setup: Setup, trainer: Trainer, *, status: str, seconds: float) -> dict[str, Any]:
-    """Put together what ``result.json`` holds."""
-    config, benchmark = setup.config, setup.benchmark
-    weights, records = setup.learner.backbone.weights, trainer.records
-    timings = ("training_seconds", "end_task_seconds", "evaluation_seconds")
-    return {
-        "version": RESULT_VERSION,
-        "status": status,
-        "learner": config.learner.name,
-        "dataset": config.dataset.name,
-        "num_views": config.view_batch.num_views,
-        "images_per_step": config.optimization.batch_size,
-        "groups_per_step": config.optimization.batch_size // config.view_batch.num_views,
-        "seed": config.seed,
-        "class_order_seed": config.scenario.class_order_seed,
-        "metrics": trainer.matrix.summary(),
-        "accuracy_counts": trainer.matrix.to_dict(),
-        "class_names": list(benchmark.scenario.class_names),
-        "tasks": [
-            [benchmark.scenario.class_names[index] for index in task.new_classes]
-            for task in benchmark.scenario.tasks
-        ],
-        "domains": [task.domain for task in benchmark.scenario.evaluation_tasks if task.domain is not None],
-        "task_records": [
-            {name: value for name, value in asdict(record).items() if name not in timings}
-            for record in records
-        ],
-        "num_images": sum(record.num_images for record in records),
-        "num_steps": sum(record.num_steps for record in records),
-        "weights": asdict(weights) if weights else None,
-        "extends": _extension_record(setup),
-        "split_sha256": benchmark.datasets.split_sha256,
-        "data": benchmark.datasets.record,
-        "transforms": benchmark.transforms.record,
-        "config": config.model_dump(mode="json"),
-        "versions": _versions(),
-        "num_ranks": trainer.accelerator.num_processes,
-        "device": str(trainer.accelerator.device),
-        "num_threads": torch.get_num_threads(),
-        "timings": {
-            "total_seconds": round(seconds, 3),
-            "tasks": [{name: getattr(record, name) for name in timings} for record in records],
-        },
-    }
-
-
-def _extension_record(setup: Setup) -> dict[str, Any] | None:
-    scenario, num_gaps = setup.config.scenario, setup.benchmark.first_task
-    if scenario.extends is None:
-        return None
-    return {
-        "run": str(scenario.extends),
-        "num_earlier_tasks": num_gaps,
-        "not_measured": f"how well the {num_gaps} earlier tasks are remembered after the new one: their test images "
-        "are not part of this run. Their rows of the matrix are those of the run that is extended.",
-    }
-
-
-def _versions() -> dict[str, str]:
-    names = ("torch", "torchvision", "timm", "accelerate", "datasets", "safetensors", "numpy", "pillow")
-    libraries = {name: importlib.metadata.version(name) for name in names}
-    return {"vbm_ptm": vbm_ptm.__version__, "python": platform.python_version(), **libraries}

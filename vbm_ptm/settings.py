@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -28,3 +28,7 @@ class Settings(BaseModel):
     """A frozen group of settings: unknown keys and non-finite numbers are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+# What the forward pass computes in; "no" is full precision.
+Precision = Literal["no", "bf16", "fp16"]

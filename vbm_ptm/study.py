@@ -22,13 +22,14 @@ from vbm_ptm.backbones.loading import file_sha256
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose, problem_messages
 from vbm_ptm.config.tree import nested, read_yaml
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
-from vbm_ptm.storage.durable_files import write_json
 from vbm_ptm.errors import TrainingInterrupted, UsageError
-from vbm_ptm.experiment import is_damaged, run
+from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
 from vbm_ptm.report.tables import mean_and_deviation
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.resuming import is_damaged
 from vbm_ptm.settings import Settings
+from vbm_ptm.storage.durable_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ def execute(
     logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
     failed: list[dict[str, Any]] = []
     refusals: list[tuple[str, ...]] = []
-    with _said_once("vbm_ptm.data.reading.datasets", "vbm_ptm.data.scenario"):
+    with _said_once("vbm_ptm.data.reading.datasets", "vbm_ptm.data.task_division"):
         for number, planned in enumerate(remaining, start=1):
             logger.info("run %d of %d: %s", number, len(remaining), planned)
             try:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.check.estimates import estimate, even_outline, read_outline
+from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.experiment import run
 from vbm_ptm.learners import list_learners
 from vbm_ptm.learners.registry import learner_class

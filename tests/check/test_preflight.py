@@ -12,10 +12,10 @@ import yaml
 from miniatures import domainnet_miniature
 from safetensors.torch import load_file
 
+from vbm_ptm.check.preflight import Survey, explain_setting, survey
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.check.preflight import Survey, explain_setting, survey
 
 Tree = dict[str, Any]
 

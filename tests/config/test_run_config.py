@@ -14,7 +14,7 @@ import yaml
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.config.run_config import compose, dataset_spec
 from vbm_ptm.config.tree import as_text, differences, list_configs, parse_override, read_yaml
-from vbm_ptm.data.scenario import build_scenario
+from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.registry import list_learners
 from vbm_ptm.runs.directory import RunDirectory
@@ -22,7 +22,7 @@ from vbm_ptm.study import plan_study, read_study
 
 Tree = dict[str, Any]
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
 NAMES = ["10", "no", "12:30", "010", "train", "test tube", "1e3", "0x1F", "2026-01-01", "~x", "On"]
 

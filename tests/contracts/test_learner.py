@@ -21,12 +21,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.storage.checkpoint import CheckpointStore, restore
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
+from vbm_ptm.storage.checkpoint import CheckpointStore, restore
 
 Build = Callable[..., Learner]
 

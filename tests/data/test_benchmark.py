@@ -10,8 +10,8 @@ import pytest
 from datasets import Dataset
 
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.reading.datasets import ImageDatasets, ImageSplit
-from vbm_ptm.data.scenario import ScenarioConfig, build_scenario
+from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
+from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from vbm_ptm.data.scenario import Scenario, ScenarioConfig, Task, build_scenario, extend_scenario
+from vbm_ptm.data.scenario import Scenario, Task
+from vbm_ptm.data.task_division import ScenarioConfig, build_scenario, extend_scenario
 from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seeded
 

@@ -20,17 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vbm_ptm.data.reading.datasets import DatasetSpec, ImageSplit, load_image_dataset
+from vbm_ptm.data.image_split import ImageSplit
+from vbm_ptm.data.loaders import LoaderConfig, TrainLoader, evaluation_loader
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.data.view_batch import (
-    LoaderConfig,
     MultiViewDataset,
-    TrainLoader,
     ViewBatch,
     ViewBatchSampler,
     check_batch_arithmetic,
     effective_views,
-    evaluation_loader,
 )
 from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seed_for, seeded

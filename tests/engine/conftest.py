@@ -22,21 +22,22 @@ from timm.models.vision_transformer import VisionTransformer
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.reading.datasets import ImageDatasets, ImageSplit
-from vbm_ptm.data.scenario import ScenarioConfig, build_scenario
+from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
+from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
-from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig
+from vbm_ptm.data.view_batch import ViewBatchConfig
 from vbm_ptm.engine.acceleration import Precision, build_accelerator
-from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint, restore
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
-from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer, TrainerConfig
 from vbm_ptm.learners import create_learner
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
+from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint, restore
+from vbm_ptm.storage.save_schedule import SaveSchedule
 
 # Defaults that do not fit a backbone of this width.
 SETTINGS = {"coda_prompt": {"pool_size": 12}}

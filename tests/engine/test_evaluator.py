@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig, evaluation_loader
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
 from vbm_ptm.engine.acceleration import Precision, build_accelerator
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.errors import TrainingError

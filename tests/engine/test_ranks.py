@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vbm_ptm.engine.features
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.transforms import ViewTransforms
-from vbm_ptm.data.view_batch import LoaderConfig
 from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from vbm_ptm.cli import main
-from vbm_ptm.runs.comparison import compare_runs
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.runs.comparison import compare_runs
 
 Tree = dict[str, Any]
 

@@ -23,8 +23,8 @@ from huggingface_hub import ModelCard, constants
 
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.runs.export import export, push
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.export import export, push
 from vbm_ptm.runs.stored_learner import load, predict
 
 Tree = dict[str, Any]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from miniatures import write_toy_folder
 
+from vbm_ptm.check.preflight import survey
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.extension import default_output, extension_config
-from vbm_ptm.check.preflight import survey
 from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, predict
 
 Tree = dict[str, Any]

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from vbm_ptm.building import build
 from vbm_ptm.config.run_config import compose
-from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import UsageError
-from vbm_ptm.experiment import build, run
-from vbm_ptm.runs.export import export
+from vbm_ptm.experiment import run
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.export import export
 from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, load, predict
 
 Tree = dict[str, Any]

@@ -18,10 +18,10 @@ from safetensors import safe_open
 
 from vbm_ptm.backbones.vit import WeightsRecord
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.storage.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore, read_checkpoint, restore
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
+from vbm_ptm.storage.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore, read_checkpoint, restore
 
 TASKS = tuple(Task(index, (index,), (index,), index + 1) for index in range(4))
 STATE = {"tasks": [asdict(task) for task in TASKS], "note": "Grüße"}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
-from vbm_ptm.data.scenario import build_scenario
+from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.learners.registry import learner_class

@@ -10,16 +10,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vbm_ptm.backbones import load_vit
+from vbm_ptm.building import Setup, build
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import leaves
-from vbm_ptm.data.reading.datasets import DatasetSpec, ImageDatasets, load_image_dataset
+from vbm_ptm.data.image_split import ImageDatasets
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.reading.integrity import shared_images
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.errors import UsageError, some_names, unknown_name
-from vbm_ptm.experiment import Setup, build
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.runs.resuming import earlier_state
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ def survey(composed: ComposedConfig) -> Survey:
     datasets = None if spec is None else found.attempt(lambda: load_image_dataset(spec))
     setup: Setup | None = None
     if config is not None and datasets is not None:
-        setup = found.attempt(lambda: build(config, datasets=datasets))
+        setup = found.attempt(lambda: build(config, earlier=earlier_state(config), datasets=datasets))
     if spec is not None and datasets is not None:
         _survey_data(found, spec, datasets)
     if setup is None and config is not None:

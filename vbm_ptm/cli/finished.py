@@ -133,9 +133,9 @@ def export(
     changes: Changes = None,
 ) -> None:
     """Make a folder that holds all that 'predict' needs, and a model card."""
-    from vbm_ptm.storage.portable import is_portable
     from vbm_ptm.runs.export import export as write
     from vbm_ptm.runs.export import push as upload
+    from vbm_ptm.storage.portable import is_portable
 
     folder = run
     if not (push and is_portable(run)):
@@ -168,8 +168,8 @@ def extend(
 ) -> None:
     """Add the classes of a data set to a finished run, as one more task, without the earlier images."""
     from vbm_ptm.experiment import run as train
-    from vbm_ptm.runs.extension import default_output, extension_config
     from vbm_ptm.report.tables import percent
+    from vbm_ptm.runs.extension import default_output, extension_config
 
     config = extension_config(
         run,

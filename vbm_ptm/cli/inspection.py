@@ -51,8 +51,8 @@ def check(
     """Find everything that can be wrong before training, and say what a run will cost."""
     from dataclasses import asdict
 
-    from vbm_ptm.config.run_config import compose
     from vbm_ptm.check.preflight import Survey, explain_setting, survey
+    from vbm_ptm.config.run_config import compose
 
     sources = sources_of(dataset, learner, preset, config)
     if explain is not None:

@@ -28,10 +28,10 @@ from vbm_ptm.config.tree import (
     parse_override,
     read_yaml,
 )
+from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec
-from vbm_ptm.data.scenario import ScenarioConfig
-from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, check_batch_arithmetic
-from vbm_ptm.storage.checkpoint import CheckpointConfig
+from vbm_ptm.data.task_division import ScenarioConfig
+from vbm_ptm.data.view_batch import ViewBatchConfig, check_batch_arithmetic
 from vbm_ptm.engine.objective import ObjectiveConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.trainer import TrainerConfig
@@ -39,6 +39,7 @@ from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.settings import Settings, absolute
+from vbm_ptm.storage.checkpoint import CheckpointConfig
 
 logger = logging.getLogger(__name__)
 

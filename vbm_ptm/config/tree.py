@@ -18,8 +18,8 @@ Tree = dict[str, Any]
 
 CONFIG_FOLDERS = (
     Path("configs"),
-    Path(__file__).parent / "configs",
-    Path(__file__).parent.parent / "configs",
+    Path(__file__).parents[1] / "configs",
+    Path(__file__).parents[2] / "configs",
 )
 
 

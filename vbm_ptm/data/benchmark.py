@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vbm_ptm.data.reading.datasets import ImageDatasets, ImageSplit
+from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms
 

@@ -17,6 +17,7 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 
 from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import num_nodes, num_processes
+from vbm_ptm.settings import Precision
 
 __all__ = [
     "Accelerator",
@@ -33,7 +34,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Precision = Literal["no", "bf16", "fp16"]
 Tracker = Literal["tensorboard", "wandb"]
 
 # What Accelerate's launcher sets where weights are to be cut into pieces.

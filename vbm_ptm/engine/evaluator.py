@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig, evaluation_loader
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import LoaderConfig, evaluation_loader
 from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyCell, count_correct

@@ -14,8 +14,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig, evaluation_loader
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import LoaderConfig, chunk, evaluation_loader
+from vbm_ptm.data.view_batch import chunk
 from vbm_ptm.learners.base import Learner
 
 # Bytes that one message between ranks holds; it passes through the device, where a whole table may not fit.

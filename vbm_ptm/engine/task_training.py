@@ -17,15 +17,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig, TrainLoader
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import (
-    LoaderConfig,
-    MultiViewDataset,
-    TrainLoader,
-    ViewBatch,
-    ViewBatchSampler,
-    chunk,
-)
+from vbm_ptm.data.view_batch import MultiViewDataset, ViewBatch, ViewBatchSampler, chunk
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import (
     OptimizationConfig,

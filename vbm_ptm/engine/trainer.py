@@ -19,10 +19,10 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import LoaderConfig, ViewBatchConfig, ViewBatchSampler
+from vbm_ptm.data.view_batch import ViewBatchConfig, ViewBatchSampler
 from vbm_ptm.engine.acceleration import Precision, Tracker, wait_for_ranks
-from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
@@ -30,7 +30,6 @@ from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.readings import Readings
-from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.engine.workload import training_workload
@@ -38,6 +37,8 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.settings import Settings
+from vbm_ptm.storage.checkpoint import CheckpointStore
+from vbm_ptm.storage.save_schedule import SaveSchedule
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ import yaml
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import differences, parse_override, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
+from vbm_ptm.errors import UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.storage.durable_files import remove_partials, write_file
-from vbm_ptm.errors import UsageError, some_lines
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = (

@@ -14,17 +14,17 @@ from typing import Any
 
 import huggingface_hub
 
-import vbm_ptm
 from vbm_ptm.backbones import WeightsRecord, hub_facts
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
-from vbm_ptm.storage.checkpoint import Checkpoint
-from vbm_ptm.storage.portable import is_portable, write_portable
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.report.model_card import model_card
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import restore_run
+from vbm_ptm.storage.checkpoint import Checkpoint
+from vbm_ptm.storage.portable import is_portable, write_portable
+from vbm_ptm.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def _facts(
         "learner_settings": config.learner.model_dump(mode="json", exclude={"name"}),
         "objective": config.objective.model_dump(mode="json"),
         "optimization": config.optimization.model_dump(mode="json"),
-        "versions": result.get("versions", {"vbm_ptm": vbm_ptm.__version__}),
+        "versions": result.get("versions", {"vbm_ptm": __version__}),
     }
 
 

@@ -14,22 +14,23 @@ import numpy as np
 import torch
 from PIL.Image import Image
 
+from vbm_ptm.building import build, build_learner
 from vbm_ptm.config.run_config import dataset_spec
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms, build_transforms
-from vbm_ptm.data.view_batch import LoaderConfig
 from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator
-from vbm_ptm.storage.checkpoint import Checkpoint, restore
 from vbm_ptm.engine.evaluator import Evaluator
-from vbm_ptm.storage.portable import is_portable, read_portable
 from vbm_ptm.errors import UsageError, some_names
-from vbm_ptm.experiment import build, build_learner, restore_checked
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.resuming import restore_checked
+from vbm_ptm.storage.checkpoint import Checkpoint, restore
+from vbm_ptm.storage.portable import is_portable, read_portable
 
 
 def evaluate(

@@ -30,12 +30,12 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.storage.durable_files import as_json, remove_partials, write_directory, write_file
-from vbm_ptm.storage.save_schedule import check_interval
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
+from vbm_ptm.storage.durable_files import as_json, remove_partials, write_directory, write_file
+from vbm_ptm.storage.save_schedule import check_interval
 
 logger = logging.getLogger(__name__)
 

@@ -21,14 +21,13 @@ from torch import Tensor
 from vbm_ptm.backbones import Preprocessing, WeightsRecord, build_vit
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.transforms import TransformsConfig
-from vbm_ptm.engine.acceleration import Precision
-from vbm_ptm.storage.checkpoint import grow
-from vbm_ptm.storage.durable_files import write_directory
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seeded
-from vbm_ptm.settings import Settings
+from vbm_ptm.settings import Precision, Settings
+from vbm_ptm.storage.checkpoint import grow
+from vbm_ptm.storage.durable_files import write_directory
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

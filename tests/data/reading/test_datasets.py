@@ -22,10 +22,11 @@ from huggingface_hub import HfApi
 from PIL import Image
 from pydantic import ValidationError
 
-from vbm_ptm.data.reading.datasets import DatasetSpec, ImageDatasets, load_image_dataset
+from vbm_ptm.data.image_split import ImageDatasets
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.errors import UsageError
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "datasets"
+CONFIGS = Path(__file__).parents[3] / "configs" / "datasets"
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ from datasets import Image as ImageFeature
 from miniatures import imagenet_r_classes, imagenet_r_miniature
 from PIL import Image
 
-from vbm_ptm.data.reading.datasets import DatasetSpec, ImageDatasets, load_image_dataset, write_split
+from vbm_ptm.data.image_split import ImageDatasets
+from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset, write_split
 from vbm_ptm.errors import UsageError
 
 FILES = [f"{name}/{number}.png" for name in ("ant", "bee", "cow") for number in range(4)]

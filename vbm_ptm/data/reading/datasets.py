@@ -8,25 +8,31 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-from datasets import Dataset
 from numpy.typing import NDArray
-from PIL import Image
 from pydantic import Field, model_validator
 
+from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
+from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.reading.division import DividedSource, divide
 from vbm_ptm.data.reading.expected import ExpectedCounts, compare
 from vbm_ptm.data.reading.folders import Layout, expected_tree
-from vbm_ptm.data.images import decode_image
-from vbm_ptm.data.reading.integrity import Verification, check_source
-from vbm_ptm.data.reading.division import DividedSource, divide
-from vbm_ptm.data.reading.sources import DIGITS, Columns, Source, SourceSplit, open_digits, open_hub, open_path
-from vbm_ptm.data.reading.list_files import ListFiles, SplitLists, SplitName, read_lists, write_split_file
 from vbm_ptm.data.reading.hold_out import hold_out, select_domains, split_sha256
+from vbm_ptm.data.reading.integrity import Verification, check_source
+from vbm_ptm.data.reading.list_files import ListFiles, SplitLists, SplitName, read_lists, write_split_file
+from vbm_ptm.data.reading.sources import (
+    DIGITS,
+    Columns,
+    Source,
+    SourceSplit,
+    open_digits,
+    open_hub,
+    open_path,
+)
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError, some_lines, some_names, unknown_name
 from vbm_ptm.settings import AbsolutePath, Settings
@@ -112,55 +118,6 @@ class DatasetSpec(Settings):
     def has_lists(self) -> bool:
         """Whether lists say which image is in which split."""
         return self.split_file is not None or bool(self.train_list)
-
-
-@dataclass(frozen=True)
-class ImageSplit:
-    """The images of one split and their classes.
-
-    Attributes:
-        rows: One column ``image``, undecoded; N rows.
-        labels: (N,) class ids.
-        domains: (N,) names of domains, if the data set has them.
-        name: "train" or "test".
-        source_names: (N,) text: the path below the data set's folder, or the row of the source.
-    """
-
-    rows: Dataset
-    labels: NDArray[np.int64]
-    domains: NDArray[np.str_] | None
-    name: Literal["train", "test"]
-    source_names: pa.Array
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def image(self, index: int) -> Image.Image:
-        """Return an image upright and in RGB; an error says which one is bad."""
-        return decode_image(self.rows[int(index)]["image"], name=self.source_name(index))
-
-    def source_name(self, index: int) -> str:
-        """Return what the source calls an image."""
-        return str(self.source_names[int(index)].as_py())
-
-
-@dataclass(frozen=True)
-class ImageDatasets:
-    """A training and a test split with one mapping from class id to name, taken from training.
-
-    Attributes:
-        train: Training images.
-        test: Test images, or the validation images where a validation fraction is set.
-        class_names: Class id -> name as written.
-        split_sha256: Over which image is in which split and class; not over the order of the files.
-        record: What was found and decided, for the result of a run.
-    """
-
-    train: ImageSplit
-    test: ImageSplit
-    class_names: tuple[str, ...]
-    split_sha256: str
-    record: dict[str, Any]
 
 
 def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:

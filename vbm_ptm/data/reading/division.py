@@ -15,9 +15,9 @@ import pyarrow as pa
 from datasets import concatenate_datasets
 from numpy.typing import NDArray
 
-from vbm_ptm.data.reading.sources import Source, SourceSplit
-from vbm_ptm.data.reading.list_files import ListEntry
 from vbm_ptm.data.reading.hold_out import Positions, select
+from vbm_ptm.data.reading.list_files import ListEntry
+from vbm_ptm.data.reading.sources import Source, SourceSplit
 from vbm_ptm.errors import some_names
 
 _SAMPLE_SIZE = 1000

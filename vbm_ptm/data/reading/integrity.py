@@ -21,8 +21,8 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from vbm_ptm.data.images import check_images
-from vbm_ptm.data.reading.sources import DIGITS, Source, SourceSplit
 from vbm_ptm.data.reading.hold_out import select
+from vbm_ptm.data.reading.sources import DIGITS, Source, SourceSplit
 from vbm_ptm.errors import some_names
 
 Verification = Literal["auto", "full", "none"]

@@ -21,7 +21,13 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from numpy.typing import NDArray
 from PIL import Image
 
-from vbm_ptm.data.reading.folders import TEST_SPLIT_NAMES, FolderSplit, Layout, expected_tree, read_image_folder
+from vbm_ptm.data.reading.folders import (
+    TEST_SPLIT_NAMES,
+    FolderSplit,
+    Layout,
+    expected_tree,
+    read_image_folder,
+)
 from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,103 @@
+"""From a configuration to objects: data, tasks, transforms and learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vbm_ptm.backbones import load_vit
+from vbm_ptm.config.run_config import RunConfig
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.image_split import ImageDatasets
+from vbm_ptm.data.reading.datasets import load_image_dataset
+from vbm_ptm.data.scenario import Scenario
+from vbm_ptm.data.task_division import build_scenario, extend_scenario
+from vbm_ptm.data.transforms import build_transforms
+from vbm_ptm.errors import UsageError
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.registry import learner_class
+from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.storage.checkpoint import task_from
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a configuration stands for, built."""
+
+    config: RunConfig
+    benchmark: Benchmark
+    learner: Learner
+
+
+def build(
+    config: RunConfig, *, earlier: Mapping[str, Any] | None = None, datasets: ImageDatasets | None = None
+) -> Setup:
+    """Build the data, the tasks, the transforms and the learner of a configuration.
+
+    Args:
+        config: The configuration.
+        earlier: Of an extension: state of a checkpoint of the run that is extended, or of the extension itself
+            (``vbm_ptm.runs.resuming.earlier_state``).
+        datasets: The images, if they have been loaded already.
+    """
+    datasets = datasets or load_image_dataset(config.dataset)
+    if earlier is not None and config.scenario.extends is not None:
+        datasets, scenario = _extended(config, datasets, earlier)
+        first_task, num_planned = len(scenario.tasks) - 1, earlier["num_planned_tasks"]
+    else:
+        scenario = build_scenario(
+            config.scenario,
+            class_names=datasets.class_names,
+            labels=datasets.train.labels,
+            domains=datasets.train.domains,
+        )
+        first_task, num_planned = 0, len(scenario.tasks)
+    learner = build_learner(config, num_tasks=num_planned)
+    learner.check_room(len(scenario.tasks))
+    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
+    return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
+
+
+def _extended(
+    config: RunConfig, datasets: ImageDatasets, earlier: Mapping[str, Any]
+) -> tuple[ImageDatasets, Scenario]:
+    """Return the data of the new task, and the tasks of the run that is extended with the new one."""
+    domain, train, test = config.dataset.name, datasets.train, datasets.test
+    if config.scenario.kind == "domain_incremental" and train.domains is None:
+        # Images that name no domain are all of one, called as the data set.
+        train = replace(train, domains=np.full(len(train), domain))
+        test = replace(test, domains=np.full(len(test), domain))
+        datasets = replace(datasets, train=train, test=test)
+    if config.scenario.kind == "domain_incremental" and train.domains is not None:
+        names = sorted(set(train.domains.tolist()))
+        if len(names) > 1:
+            raise UsageError(
+                f"an extension adds one task, but the data set has {len(names)} domains: {', '.join(names)}. "
+                "Extend by one after the other."
+            )
+        (domain,) = names
+    tasks = [task_from(values) for values in earlier["tasks"][: config.scenario.num_earlier_tasks]]
+    scenario = extend_scenario(
+        config.scenario,
+        earlier=tasks,
+        known_names=earlier["class_names"][: tasks[-1].num_seen_classes],
+        class_names=datasets.class_names,
+        labels=datasets.train.labels,
+        domain=domain,
+    )
+    return datasets, scenario
+
+
+def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
+    """Load the backbone and build an untrained learner on it."""
+    backbone = load_vit(
+        config.backbone.name,
+        config.backbone.checkpoint,
+        image_size=config.backbone.image_size,
+        gradient_checkpointing=config.backbone.gradient_checkpointing,
+    )
+    with seeded(seed_for("learner", seed=config.seed)):
+        return learner_class(config.learner.name)(backbone, config.learner, num_tasks=num_tasks)

@@ -1,0 +1,66 @@
+"""Checked image splits: what everything above the reading of data works with.
+
+Shapes: N images of a split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from numpy.typing import NDArray
+from PIL import Image
+
+from vbm_ptm.data.images import decode_image
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """The images of one split and their classes.
+
+    Attributes:
+        rows: One column ``image``, undecoded; N rows.
+        labels: (N,) class ids.
+        domains: (N,) names of domains, if the data set has them.
+        name: "train" or "test".
+        source_names: (N,) text: the path below the data set's folder, or the row of the source.
+    """
+
+    rows: Dataset
+    labels: NDArray[np.int64]
+    domains: NDArray[np.str_] | None
+    name: Literal["train", "test"]
+    source_names: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def image(self, index: int) -> Image.Image:
+        """Return an image upright and in RGB; an error says which one is bad."""
+        return decode_image(self.rows[int(index)]["image"], name=self.source_name(index))
+
+    def source_name(self, index: int) -> str:
+        """Return what the source calls an image."""
+        return str(self.source_names[int(index)].as_py())
+
+
+@dataclass(frozen=True)
+class ImageDatasets:
+    """A training and a test split with one mapping from class id to name, taken from training.
+
+    Attributes:
+        train: Training images.
+        test: Test images, or the validation images where a validation fraction is set.
+        class_names: Class id -> name as written.
+        split_sha256: Over which image is in which split and class; not over the order of the files.
+        record: What was found and decided, for the result of a run.
+    """
+
+    train: ImageSplit
+    test: ImageSplit
+    class_names: tuple[str, ...]
+    split_sha256: str
+    record: dict[str, Any]

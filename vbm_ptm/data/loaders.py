@@ -1,0 +1,282 @@
+"""Loaders: each rank's part of every training step, and of every row that is measured.
+
+Shapes: G groups, V views, N images, C colour channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.settings import Settings
+
+if TYPE_CHECKING:
+    from vbm_ptm.data.image_split import ImageSplit
+    from vbm_ptm.data.transforms import ViewTransforms
+from vbm_ptm.data.view_batch import (
+    MultiViewDataset,
+    StepPart,
+    ViewBatch,
+    ViewBatchSampler,
+    check_class_indices,
+    chunk,
+)
+
+Integers = npt.NDArray[np.int64]
+
+
+Context = Literal["fork", "spawn", "forkserver"]
+
+
+class LoaderConfig(Settings):
+    """Settings of the loaders; none of them changes what is loaded.
+
+    Attributes:
+        num_workers: Processes that decode and augment; 0 does it in the main process. Without a number: none
+            when the CPU also trains, else up to 8.
+        evaluation_batch_size: Images per batch in evaluation and feature extraction.
+        multiprocessing_context: How worker processes start; the platform's default without it.
+    """
+
+    num_workers: NonNegativeInt | None = None
+    evaluation_batch_size: PositiveInt = 128
+    multiprocessing_context: Context | None = None
+
+    def for_device(self, device_type: str) -> LoaderConfig:
+        """Return settings that name a number of workers, chosen by the device that trains ("cpu", "cuda", …)."""
+        if self.num_workers is not None:
+            return self
+        return self.model_copy(
+            update={"num_workers": 0 if device_type == "cpu" else min(8, os.cpu_count() or 1)}
+        )
+
+
+class TrainLoader:
+    """The steps of one task on one rank; one loader serves all epochs, so that its workers stay.
+
+    Args:
+        dataset: The task's samples.
+        sampler: Decides the steps; its positions are those of the data set.
+        config: Worker settings.
+        rank: This process.
+        num_ranks: Processes that share each step.
+        pin_memory: Put batches into page-locked memory.
+    """
+
+    def __init__(
+        self,
+        dataset: MultiViewDataset,
+        *,
+        sampler: ViewBatchSampler,
+        config: LoaderConfig,
+        rank: int = 0,
+        num_ranks: int = 1,
+        pin_memory: bool = False,
+    ) -> None:
+        if sampler.num_samples != len(dataset) or sampler.num_views != dataset.num_views:
+            raise ValueError(
+                f"the sampler ({sampler.num_samples} samples, {sampler.num_views} views) does not fit the "
+                f"data set ({len(dataset)} samples, {dataset.num_views} views)"
+            )
+        self._parts = _RankParts(sampler, rank=rank, num_ranks=num_ranks)
+        self._loader: DataLoader[ViewBatch] = _data_loader(
+            dataset, parts=self._parts, config=config, pin_memory=pin_memory, persistent=True
+        )
+
+    def set_epoch(self, epoch: int, *, start_step: int = 0) -> None:
+        """Choose the epoch, from 0, and its first step to load (other than 0 when a run goes on)."""
+        self._parts.set_epoch(epoch, start_step=start_step)
+
+    def __len__(self) -> int:
+        """Return the number of steps that are left in the epoch."""
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[ViewBatch]:
+        return iter(self._loader)
+
+
+class _RankParts:
+    """The batch sampler of one rank: its contiguous chunk of every step's list of positions."""
+
+    def __init__(self, sampler: ViewBatchSampler, *, rank: int, num_ranks: int) -> None:
+        self._sampler = sampler
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._start_step = 0
+
+    def set_epoch(self, epoch: int, *, start_step: int) -> None:
+        self._sampler.set_epoch(epoch)
+        self._start_step = start_step
+
+    def __len__(self) -> int:
+        return max(0, len(self._sampler) - self._start_step)
+
+    def __iter__(self) -> Iterator[StepPart]:
+        epoch, steps = self._sampler.epoch, self._sampler.steps()[self._start_step :]
+        for positions in steps:
+            first, last = chunk(len(positions), self._rank, self._num_ranks)
+            yield StepPart(epoch, positions[first:last], len(positions))
+
+
+class EvaluationBatch(NamedTuple):
+    """Images of one view each.
+
+    Attributes:
+        images: (N,C,H,W) float32.
+        labels: (N,) int64 class indices.
+        sample_ids: (N,) int64 row numbers in the whole split.
+    """
+
+    images: Tensor
+    labels: Tensor
+    sample_ids: Tensor
+
+
+class SingleViewDataset(Dataset[Tensor]):
+    """Rows of a split in one fixed view each.
+
+    Args:
+        split: Training or test split.
+        class_indices: Class index of every row of the split.
+        transforms: Evaluation and weak view.
+        transform: "weak" draws once per row, always the same draw for the same seed and task.
+        seed: Training seed.
+        task_index: Index of the task.
+    """
+
+    def __init__(
+        self,
+        split: ImageSplit,
+        *,
+        class_indices: Integers,
+        transforms: ViewTransforms,
+        transform: Literal["eval", "weak"],
+        seed: int,
+        task_index: int,
+    ) -> None:
+        check_class_indices(split, class_indices)
+        self.split = split
+        self.class_indices = class_indices
+        self.transforms = transforms
+        self.transform = transform
+        self.seed = seed
+        self.task_index = task_index
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, row: int) -> Tensor:
+        """Return the view (C,H,W) of a row."""
+        image = self.split.image(row)
+        if self.transform == "eval":
+            return self.transforms.evaluate(image)
+        with seeded(seed_for("features", seed=self.seed, task=self.task_index, sample=row)):
+            return self.transforms.weak(image)
+
+    def __getitems__(self, rows: Sequence[int]) -> EvaluationBatch:
+        """Return a batch of rows; a data loader calls this."""
+        return EvaluationBatch(
+            torch.stack([self[row] for row in rows]),
+            torch.tensor([int(self.class_indices[row]) for row in rows], dtype=torch.int64),
+            torch.tensor(rows, dtype=torch.int64),
+        )
+
+
+def evaluation_loader(
+    split: ImageSplit,
+    *,
+    rows: Integers,
+    class_indices: Integers,
+    transforms: ViewTransforms,
+    config: LoaderConfig,
+    transform: Literal["eval", "weak"] = "eval",
+    seed: int = 0,
+    task_index: int = 0,
+    rank: int = 0,
+    num_ranks: int = 1,
+    pin_memory: bool = False,
+) -> DataLoader[EvaluationBatch]:
+    """Return a loader of one rank's share of the rows: each row on exactly one rank, none padded.
+
+    The ranks' shares put one after the other are ``rows`` in order; a share may be empty.
+
+    Args:
+        split: Training or test split.
+        rows: Row numbers to load.
+        class_indices: Class index of every row of the split.
+        transforms: Evaluation and weak view.
+        config: Batch size and worker settings.
+        transform: Which of the two views.
+        seed: Training seed, for the weak view.
+        task_index: Index of the task, for the weak view.
+        rank: This process.
+        num_ranks: Processes that share the rows.
+        pin_memory: Put batches into page-locked memory.
+    """
+    dataset = SingleViewDataset(
+        split,
+        class_indices=class_indices,
+        transforms=transforms,
+        transform=transform,
+        seed=seed,
+        task_index=task_index,
+    )
+    first, last = chunk(len(rows), rank, num_ranks)
+    own = np.asarray(rows)[first:last].tolist()
+    size = config.evaluation_batch_size
+    parts = [own[start : start + size] for start in range(0, len(own), size)]
+    return _data_loader(dataset, parts=parts, config=config, pin_memory=pin_memory, persistent=False)
+
+
+def _data_loader(
+    dataset: Dataset[Any],
+    *,
+    parts: Any,
+    config: LoaderConfig,
+    pin_memory: bool,
+    persistent: bool,
+) -> DataLoader[Any]:
+    """Return a loader that hands each part to the data set's ``__getitems__`` and passes its batch on."""
+    num_workers = min(config.num_workers or 0, len(parts))
+    return _Loader(
+        dataset,
+        batch_sampler=parts,
+        collate_fn=_as_it_is,
+        num_workers=num_workers,
+        multiprocessing_context=config.multiprocessing_context if num_workers else None,
+        persistent_workers=persistent and num_workers > 0,
+        # A loader draws a base seed when it is iterated; a generator of its own spares the global one.
+        generator=torch.Generator(),
+        pin_memory=pin_memory,
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class _Loader(DataLoader[Any]):
+    """A loader whose workers never see Ctrl-C or SIGTERM, which terminals and batch systems send to them as well.
+
+    They inherit the blocked signal, so that there is no moment at which one could be interrupted.
+    """
+
+    def __iter__(self) -> Any:
+        if not self.num_workers or sys.platform == "win32":  # where signals cannot be blocked
+            return super().__iter__()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,0 +1,118 @@
+"""Going on: which checkpoint a run goes on from, and whether data and weights are still those it was made with."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vbm_ptm.building import Setup
+from vbm_ptm.config.run_config import RunConfig
+from vbm_ptm.config.tree import differences
+from vbm_ptm.errors import UsageError
+from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
+
+logger = logging.getLogger(__name__)
+
+
+def is_damaged(directory: RunDirectory) -> bool:
+    """Return whether the learner of a finished run is lost, so that its last task has to be trained again."""
+    try:
+        directory.checkpoint().verify()
+    except UsageError:
+        return True
+    return False
+
+
+def earlier_state(config: RunConfig) -> dict[str, Any] | None:
+    """Return the state that an extension starts from; None for a run that extends no other.
+
+    Raises:
+        UsageError: As ``extended_checkpoint``.
+    """
+    return None if config.scenario.extends is None else extended_checkpoint(config).state
+
+
+def extended_checkpoint(config: RunConfig) -> Checkpoint:
+    """Return the checkpoint that an extension starts from, in the directory of the run that is extended.
+
+    Raises:
+        UsageError: It is not there, or the configuration does not fit to it.
+    """
+    scenario = config.scenario
+    assert scenario.extends is not None
+    if scenario.num_earlier_tasks is None:
+        raise UsageError("scenario.extends needs scenario.num_earlier_tasks; 'vbm-ptm extend' sets both.")
+    directory = RunDirectory(scenario.extends)
+    stored, given = (each.model_dump(mode="json") for each in (directory.config(), config))
+    kept = ("learner.", "backbone.name", "backbone.image_size", "dataset.transforms.", "scenario.kind")
+    lines = [line for line in differences(stored, given) if line.startswith(kept)]
+    if lines:
+        raise UsageError(f"an extension keeps what {directory.path} was made with: {'; '.join(lines)}.")
+    return directory.checkpoint(scenario.num_earlier_tasks - 1)
+
+
+def newest_checkpoint(
+    store: CheckpointStore, setup: Setup, directory: RunDirectory, *, skip_damaged: bool
+) -> Checkpoint | None:
+    """Return the newest checkpoint of the run, verified; None if it has none.
+
+    Raises:
+        UsageError: It is damaged or that of another run, or all are.
+    """
+    paths = store.newest_first()
+    for path in paths:
+        try:
+            checkpoint = read_checkpoint(path)
+            checkpoint.verify()
+            is_own = checkpoint.task_index >= setup.benchmark.first_task  # not of the run that is extended
+            if is_own:
+                directory.check_same_run(checkpoint.state["config"], setup.config, what=str(path))
+            return checkpoint
+        except UsageError as error:
+            if not skip_damaged:
+                raise
+            logger.warning("left out: %s", error)
+    if paths:
+        raise UsageError(f"no checkpoint in {store.directory} can be used; start anew with another --output.")
+    return None
+
+
+def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = False) -> None:
+    """Restore a learner for going on or measuring, after making sure that data and weights are the same.
+
+    Args:
+        setup: Holds the fresh learner, and the data as they are now.
+        checkpoint: What to restore.
+        is_resumed: Refuse every change of the images; for measuring, other test images are legal and announced.
+
+    Raises:
+        UsageError: The classes, the images or the pre-trained weights are not those of the checkpoint.
+    """
+    if checkpoint.task_index < setup.benchmark.first_task:
+        # From the run that is extended: its images are not needed.
+        restore(setup.learner, checkpoint)
+        return
+    names = list(setup.benchmark.scenario.class_names)
+    if checkpoint.state["class_names"] != names:
+        raise UsageError(
+            f"the data set's classes are not those that {checkpoint.path} was trained on, or stand in another order: "
+            f"{names} against {checkpoint.state['class_names']}."
+        )
+    datasets, state = setup.benchmark.datasets, checkpoint.state
+    if datasets.split_sha256 != state["split_sha256"]:
+        change = (
+            f"the images or their split are not those that {checkpoint.path} was made with: "
+            f"{len(datasets.train)} for training, {len(datasets.test)} for testing, split SHA-256 "
+            f"{datasets.split_sha256[:12]} against {state['split_sha256'][:12]}"
+        )
+        if is_resumed:
+            raise UsageError(f"{change}. Bring the same images back, or start anew with another --output.")
+        if datasets.record["held_out"] != state["held_out"]:
+            # The learner may have been trained on what is held out now.
+            raise UsageError(
+                f"{change}. Held out of the training images: {datasets.record['held_out'] or 'nothing'} now, "
+                f"{state['held_out'] or 'nothing'} then. Bring the same test images back."
+            )
+        logger.warning("%s", change)
+    restore(setup.learner, checkpoint)
