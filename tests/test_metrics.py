@@ -220,7 +220,9 @@ class TestCountCorrect:
 def test_matrix__a_gap_is_no_number_and_no_number_hides_it() -> None:
     """Row 2 measures its own task alone: what needs the other two is unknown, what does not stays."""
     full = [[AccuracyCell(4, 3, 4)], [AccuracyCell(4, 2, 4), AccuracyCell(4, 4, 4)]]
-    matrix = AccuracyMatrix([*full, [None, None, AccuracyCell(8, 6, 8)]])
+    matrix = AccuracyMatrix(full)
+    matrix.add_row([AccuracyCell(8, 6, 8)], first_task=2)
+    assert matrix.rows == (*AccuracyMatrix(full).rows, (None, None, AccuracyCell(8, 6, 8)))
     assert matrix.curve() == matrix.curve(weighting="task_mean") == (75.0, 75.0, None)
     assert matrix.accuracy(2, 2) == 75.0
     assert matrix.accuracy(2, 0) is None
@@ -230,3 +232,28 @@ def test_matrix__a_gap_is_no_number_and_no_number_hides_it() -> None:
     assert matrix.summary()["rows_with_gaps"] == [2]
     assert "not all tasks were measured" in matrix.summary()["note"]
     assert AccuracyMatrix.from_dict(json.loads(json.dumps(matrix.to_dict()))).rows == matrix.rows
+
+
+def test_matrix__of_last_row_knows_nothing_of_the_rows_before() -> None:
+    cells = [AccuracyCell(4, 1, 2), AccuracyCell(4, 3, 4)]
+    matrix = AccuracyMatrix.of_last_row(cells, after=1)
+    assert matrix.rows == ((None,), tuple(cells))
+    assert (matrix.curve(), matrix.last()) == ((None, 50.0), 50.0)
+    assert (matrix.average_incremental(), matrix.forgetting()) == (None, None)
+    own = AccuracyMatrix.of_last_row(cells[1:], after=1, first_task=1)
+    assert (own.rows, own.last(), own.accuracy(1, 1)) == (((None,), (None, cells[1])), None, 75.0)
+
+
+def test_matrix__a_gap_hides_only_what_needs_it() -> None:
+    """Task 0 was not measured after task 1: its best earlier accuracy is not known, its first one is."""
+    matrix = AccuracyMatrix(
+        [[AccuracyCell(4, 4, 4)], [None, AccuracyCell(4, 2, 4)], [AccuracyCell(4, 1, 4)] * 3]
+    )
+    assert matrix.forgetting() is None
+    assert matrix.backward_transfer() == -50.0  # (25 - 100 + 25 - 50) / 2
+
+
+def test_matrix__a_task_without_images_is_left_out_beside_gaps() -> None:
+    matrix = AccuracyMatrix([[NO_IMAGES], [None, AccuracyCell(4, 2, 4)]])
+    assert matrix.forgetting() is None
+    assert AccuracyMatrix.of_last_row([NO_IMAGES, AccuracyCell(4, 2, 4)], after=1).last() == 50.0

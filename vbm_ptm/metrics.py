@@ -2,17 +2,20 @@
 
 Rows are training tasks (the learner as it was after them), columns are evaluation tasks, T is the number of
 rows, a[j][t] the accuracy in percent on task t after task j. Fractions appear only when a number is read, so
-that nothing is rounded on the way. Tasks without test images have no accuracy and are left out of every mean. A cell
-that was not measured is None, and so is every number that would need it.
+that nothing is rounded on the way. Tasks without test images have no accuracy and are left out of every mean.
+A cell that was not measured is None outside and NaN in every formula, so that no sum, mean or maximum hides it: each
+number that needs the cell is None.
 Shapes: N images, K seen classes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,32 +119,55 @@ class AccuracyMatrix:
     columns of all tasks.
 
     Args:
-        rows: Cells by training task and evaluation task.
+        rows: Cells by training task and evaluation task; None where nothing was measured.
     """
 
     def __init__(self, rows: Iterable[Sequence[AccuracyCell | None]] = ()) -> None:
         self._rows: list[tuple[AccuracyCell | None, ...]] = []
         for row in rows:
-            self.add_row(row)
+            self._append(tuple(row))
+
+    @classmethod
+    def of_last_row(
+        cls, cells: Sequence[AccuracyCell], *, after: int = 0, first_task: int = 0
+    ) -> AccuracyMatrix:
+        """Return the matrix of a learner that was measured once; the rows before it were not measured.
+
+        Args:
+            cells: What was counted, as for ``add_row``.
+            after: Index of the training task after which it was measured.
+            first_task: As for ``add_row``.
+        """
+        matrix = cls([None] * (earlier + 1) for earlier in range(after))
+        matrix.add_row(cells, first_task=first_task)
+        return matrix
 
     @property
     def rows(self) -> tuple[tuple[AccuracyCell | None, ...], ...]:
-        """Cells by training task and evaluation task."""
+        """Cells by training task and evaluation task; None where nothing was measured."""
         return tuple(self._rows)
 
-    def add_row(self, cells: Sequence[AccuracyCell | None]) -> None:
-        """Add what was counted after the next training task, evaluation tasks in order."""
-        if not cells:
+    def add_row(self, cells: Sequence[AccuracyCell], *, first_task: int = 0) -> None:
+        """Add what was counted after the next training task.
+
+        Args:
+            cells: Of the evaluation tasks from ``first_task`` on, in order.
+            first_task: The tasks before this one were not measured.
+        """
+        self._append((*[None] * first_task, *cells))
+
+    def _append(self, row: tuple[AccuracyCell | None, ...]) -> None:
+        if not row:
             raise ValueError("a row of the accuracy matrix needs at least one evaluated task")
-        if self._rows and len(cells) <= len(self._rows[-1]):
+        if self._rows and len(row) <= len(self._rows[-1]):
             raise ValueError(
-                f"row {len(self._rows)} has {len(cells)} tasks after a row of {len(self._rows[-1])}: "
+                f"row {len(self._rows)} has {len(row)} tasks after a row of {len(self._rows[-1])}: "
                 "each training task adds a task to evaluate"
             )
-        for task, (before, now) in enumerate(zip(self._rows[-1] if self._rows else (), cells, strict=False)):
+        for task, (before, now) in enumerate(zip(self._rows[-1] if self._rows else (), row, strict=False)):
             if before and now and before.total != now.total:
                 raise ValueError(f"task {task} had {before.total} test images and now has {now.total}")
-        self._rows.append(tuple(cells))
+        self._rows.append(row)
 
     @property
     def tasks_without_test_images(self) -> tuple[int, ...]:
@@ -157,8 +183,8 @@ class AccuracyMatrix:
     def accuracy(
         self, after: int, task: int, *, top: TopK = 1, scope: Scope = "class_incremental"
     ) -> float | None:
-        """Return a[after][task], None if the task has no test images or the scope does not apply."""
-        return _percent([self._rows[after][task]], top=top, scope=scope)
+        """Return a[after][task]; None if there are no images, nothing was measured or the scope does not apply."""
+        return _known(_percent([self._rows[after][task]], top, scope))
 
     def curve(
         self,
@@ -175,12 +201,12 @@ class AccuracyMatrix:
             top: A hit is the best or one of the five best classes.
             scope: Among all seen classes or the task's own.
         """
+        return tuple(map(_known, self._curve(weighting, top, scope)))
+
+    def _curve(self, weighting: Weighting, top: TopK, scope: Scope) -> list[float | None]:
         if weighting == "pooled":
-            return tuple(_percent(row, top=top, scope=scope) for row in self._rows)
-        return tuple(
-            None if None in row else _mean(_percent([cell], top=top, scope=scope) for cell in row)
-            for row in self._rows
-        )
+            return [_percent(row, top, scope) for row in self._rows]
+        return [_mean(_percent([cell], top, scope) for cell in row) for row in self._rows]
 
     def last(
         self, *, weighting: Weighting = "pooled", top: TopK = 1, scope: Scope = "class_incremental"
@@ -192,16 +218,15 @@ class AccuracyMatrix:
         self, *, weighting: Weighting = "pooled", top: TopK = 1, scope: Scope = "class_incremental"
     ) -> float | None:
         """Return the mean of the curve."""
-        if self.rows_with_gaps:
-            return None
-        return _mean(self.curve(weighting=weighting, top=top, scope=scope))
+        return _known(_mean(self._curve(weighting, top, scope)))
 
     def forgetting(self, *, top: TopK = 1, scope: Scope = "class_incremental") -> float | None:
         """Return the mean over t < T-1 of max(a[j][t] for t <= j <= T-2) - a[T-1][t]; may be negative.
 
         None with fewer than two training tasks. The last row does not take part in the maximum.
         """
-        return self._mean_change(lambda earlier, last: max(earlier) - last, top=top, scope=scope)
+        # Unlike Python's, NumPy's maximum with a NaN is NaN.
+        return self._mean_change(lambda earlier, last: float(np.max(earlier)) - last, top=top, scope=scope)
 
     def backward_transfer(self, *, top: TopK = 1, scope: Scope = "class_incremental") -> float | None:
         """Return the mean over t < T-1 of a[T-1][t] - a[t][t], None with fewer than two training tasks."""
@@ -211,17 +236,13 @@ class AccuracyMatrix:
         self, change: Callable[[Sequence[float], float], float], *, top: TopK, scope: Scope
     ) -> float | None:
         """Return the mean over all old tasks of a function of (accuracies before the last row, last)."""
-        if self.rows_with_gaps:
-            return None
         changes = []
         for task in range(len(self._rows) - 1):
-            column = [
-                self.accuracy(after, task, top=top, scope=scope) for after in range(task, len(self._rows))
-            ]
-            known = [accuracy for accuracy in column if accuracy is not None]
-            if known:
-                changes.append(change(known[:-1], known[-1]))
-        return _mean(changes)
+            column = [_percent([row[task]], top, scope) for row in self._rows[task:]]
+            existing = [accuracy for accuracy in column if accuracy is not None]
+            if len(existing) == len(column):  # else the task has no test images
+                changes.append(change(existing[:-1], existing[-1]))
+        return _known(_mean(changes))
 
     def summary(self) -> dict[str, Any]:
         """Return every number by name, in percent, None where it does not exist (JSON-able).
@@ -273,17 +294,23 @@ class AccuracyMatrix:
         return cls([cell and AccuracyCell(**cell) for cell in row] for row in values["rows"])
 
 
-def _percent(cells: Sequence[AccuracyCell | None], *, top: TopK, scope: Scope) -> float | None:
-    """Return the accuracy over the images of all cells, None without images, with a gap, or outside the scope."""
-    measured = [cell for cell in cells if cell]
-    counts = [cell.correct(top=top, scope=scope) for cell in measured if cell.total]
-    known = [count for count in counts if count is not None]
-    if not known or len(known) < len(counts) or len(measured) < len(cells):
-        return None
-    return 100 * sum(known) / sum(cell.total for cell in measured)
+def _percent(cells: Iterable[AccuracyCell | None], top: TopK, scope: Scope) -> float | None:
+    """Return the accuracy over the images of all cells: NaN if one is not known, None without images."""
+    num_correct = num_images = 0.0
+    for cell in cells:
+        correct = cell.correct(top=top, scope=scope) if cell else None
+        if cell is None or (cell.total and correct is None):
+            return math.nan
+        num_correct, num_images = num_correct + (correct or 0), num_images + cell.total
+    return 100 * num_correct / num_images if num_images else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that exist, None if none does."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """Return the mean of the values that exist, None if none does; NaN if one of them is."""
+    existing = [value for value in values if value is not None]
+    return sum(existing) / len(existing) if existing else None
+
+
+def _known(value: float | None) -> float | None:
+    """Return what is shown of a number."""
+    return None if value is None or math.isnan(value) else value

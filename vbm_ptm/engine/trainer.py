@@ -209,7 +209,7 @@ class Trainer:
             cells = self.evaluator.evaluate(self.learner, seen[num_gaps:])
         evaluated = time.monotonic()
 
-        self.matrix.add_row([*[None] * num_gaps, *cells])
+        self.matrix.add_row(cells, first_task=num_gaps)
         record = TaskRecord(
             task_index=task.index,
             num_samples=len(training.visits),

@@ -70,8 +70,7 @@ def evaluate(
     evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
     tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
     cells = evaluator.evaluate(setup.learner, tasks[num_gaps:])
-    not_measured = ([None] * (earlier + 1) for earlier in range(checkpoint.task_index))
-    return AccuracyMatrix([*not_measured, [*[None] * num_gaps, *cells]])
+    return AccuracyMatrix.of_last_row(cells, after=checkpoint.task_index, first_task=num_gaps)
 
 
 def evaluate_on(
@@ -117,7 +116,7 @@ def evaluate_on(
     scenario = Scenario("class_incremental", stored.class_names, (), (everything,), indices)
     benchmark = Benchmark(datasets, scenario, stored.transforms)
     evaluator = Evaluator(stored.accelerator, benchmark, stored.loading)
-    return AccuracyMatrix([evaluator.evaluate(stored.learner, [everything])])
+    return AccuracyMatrix.of_last_row(evaluator.evaluate(stored.learner, [everything]))
 
 
 @dataclass(frozen=True)
