@@ -12,7 +12,7 @@ import yaml
 from miniatures import domainnet_miniature
 from safetensors.torch import load_file
 
-from vbm_ptm.check.preflight import Survey, explain_setting, survey
+from vbm_ptm.check.preflight import ExplainedSetting, Survey, explain_setting, survey
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
@@ -244,7 +244,7 @@ def test_survey__the_split_depends_on_no_seed(
     assert len(hashes) == 1
 
 
-def test_explain_setting__names_value_and_source() -> None:
+def test_explain_setting__names_value_source_and_meaning() -> None:
     sources: dict[str, Any] = {
         "dataset": "cifar100",
         "learner": "slca",
@@ -252,18 +252,20 @@ def test_explain_setting__names_value_and_source() -> None:
         "overrides": ["seed=5"],
     }
 
-    def source(key: str) -> str:
-        (line,) = explain_setting(key, compose(**sources)).values()
-        return line
+    def explained(key: str) -> ExplainedSetting:
+        (setting,) = explain_setting(key, compose(**sources)).values()
+        return setting
 
-    assert source("seed") == "5  (from --set seed=5)"
-    assert source("device") == "auto  (from the default)"
-    assert source("preset") == "paper  (from --preset)"
-    assert source("learner.name").endswith("learners/slca.yaml)")
-    assert source("dataset.image_column").endswith("datasets/cifar100.yaml)")
-    assert source("view_batch.num_views").endswith("learners/slca.yaml, preset paper)")
-    assert source("dataset.transforms.normalization").endswith(
-        "learners/slca.yaml, preset paper for cifar100)"
+    assert (explained("seed").value, explained("seed").source) == (5, "--set seed=5")
+    assert explained("seed").meaning.startswith("Training seed")
+    assert (explained("device").value, explained("device").source) == ("auto", "the default")
+    assert (explained("preset").value, explained("preset").source) == ("paper", "--preset")
+    assert explained("learner.name").source.endswith("learners/slca.yaml")
+    assert "slow learner" in explained("learner.backbone_learning_rate_scale").meaning
+    assert explained("dataset.image_column").source.endswith("datasets/cifar100.yaml")
+    assert explained("view_batch.num_views").source.endswith("learners/slca.yaml, preset paper")
+    assert explained("dataset.transforms.normalization").source.endswith(
+        "learners/slca.yaml, preset paper for cifar100"
     )
     assert set(explain_setting("view_batch", compose(**sources))) == {
         "view_batch.num_views",

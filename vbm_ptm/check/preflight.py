@@ -11,6 +11,7 @@ import numpy as np
 
 from vbm_ptm.backbones import load_vit
 from vbm_ptm.building import Setup, build
+from vbm_ptm.config.reference import settings_of
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import leaves
 from vbm_ptm.data.image_split import ImageDatasets
@@ -76,8 +77,23 @@ def survey(composed: ComposedConfig) -> Survey:
     return found
 
 
-def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
-    """Return value and source of a setting, or of every setting below it.
+@dataclass(frozen=True)
+class ExplainedSetting:
+    """A setting of a configuration.
+
+    Attributes:
+        value: As it will be used.
+        source: The file, preset or option that set it.
+        meaning: What it decides.
+    """
+
+    value: Any
+    source: str
+    meaning: str
+
+
+def explain_setting(key: str, composed: ComposedConfig) -> dict[str, ExplainedSetting]:
+    """Return value, source and meaning of a setting, or of every setting below it, by dotted path.
 
     Args:
         key: Dotted path such as ``optimization.learning_rate`` or ``optimization``.
@@ -86,12 +102,15 @@ def explain_setting(key: str, composed: ComposedConfig) -> dict[str, str]:
     Raises:
         UsageError: There is no such setting, or the configuration is wrong.
     """
-    known = dict(leaves(composed.validate().model_dump(mode="json")))
+    config = composed.validate()
+    known = dict(leaves(config.model_dump(mode="json")))
     chosen = {path: value for path, value in known.items() if path == key or path.startswith(f"{key}.")}
     if not chosen:
         raise UsageError(unknown_name("setting", key, known))
+    meanings = {setting.path: setting.meaning for setting in settings_of(type(config))}
     return {
-        path: f"{value}  (from {composed.origin(path) or 'the default'})" for path, value in chosen.items()
+        path: ExplainedSetting(value, composed.origin(path) or "the default", meanings.get(path, ""))
+        for path, value in chosen.items()
     }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from vbm_ptm.cli.options import AsJson, ConfigFile, Dataset, LearnerName, Overrides, Preset, sources_of
 from vbm_ptm.cli.printing import print_json, stdout
 from vbm_ptm.errors import UsageError
+
+if TYPE_CHECKING:
+    from vbm_ptm.check.preflight import ExplainedSetting
 
 
 def list_names(
@@ -44,7 +47,8 @@ def check(
     config: ConfigFile = None,
     overrides: Overrides = None,
     explain: Annotated[
-        str | None, typer.Option(help="Say which source set this setting, or all below it.")
+        str | None,
+        typer.Option(help="Say what this setting, or each below it, means and which source set it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,8 +60,11 @@ def check(
 
     sources = sources_of(dataset, learner, preset, config)
     if explain is not None:
-        lines = explain_setting(explain, compose(overrides=overrides or (), **sources))
-        print_json(lines) if as_json else _print_facts(lines)
+        explained = explain_setting(explain, compose(overrides=overrides or (), **sources))
+        if as_json:
+            print_json({path: asdict(setting) for path, setting in explained.items()})
+        else:
+            _print_explained(explained)
         return
     try:
         found = survey(compose(overrides=overrides or (), **sources))
@@ -107,4 +114,13 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for key, value in facts.items():
         table.add_row(key, str(value))
+    stdout().print(table)
+
+
+def _print_explained(explained: Mapping[str, ExplainedSetting]) -> None:
+    from rich.table import Table
+
+    table = Table("setting", "value", "set by", "meaning")
+    for path, setting in explained.items():
+        table.add_row(path, str(setting.value), setting.source, setting.meaning)
     stdout().print(table)

@@ -50,7 +50,13 @@ _OPTIONS = {
 
 
 class RunConfig(Settings):
-    """Everything that decides a run; each section is the configuration class of one unit."""
+    """Everything that decides a run; each section is the configuration class of one unit.
+
+    Attributes:
+        preset: Preset of the learner's file that the settings came from; "none" if from no preset.
+        device: Where to compute; "auto" takes the best device.
+        seed: Training seed. It never decides class order or splits.
+    """
 
     dataset: DatasetSpec
     scenario: ScenarioConfig = ScenarioConfig()
