@@ -40,7 +40,10 @@ from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint, restore
 from vbm_ptm.storage.save_schedule import SaveSchedule
 
 # Defaults that do not fit a backbone of this width.
-SETTINGS = {"coda_prompt": {"pool_size": 12}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "coda_prompt": {"pool_size": 12},
+    "ran_pac": {"projection_width": 60},
+}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from timm.models.vision_transformer import VisionTransformer
@@ -16,7 +17,10 @@ from vbm_ptm.randomness import seeded
 Build = Callable[..., Learner]
 
 # Defaults that do not fit a backbone of width 48.
-SETTINGS = {"coda_prompt": {"pool_size": 30}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "coda_prompt": {"pool_size": 30},
+    "ran_pac": {"projection_width": 100},
+}
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.workload import training_workload
-from vbm_ptm.learners.registry import learner_class
 
 # A training image takes a forward and a backward pass, which is about three forward passes; with a frozen backbone
 # gradients still run through it to the prompts.
@@ -113,7 +112,7 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
         num_viewed += sum(
             len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
         )
-        if learner_class(config.learner.name).is_trained:
+        if config.learner.trains(task.index):
             workload = training_workload(
                 ViewBatchSampler(
                     num_samples,

@@ -192,7 +192,6 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         if task.index >= benchmark.first_task:
             parameters.append(parameter_counts(learner))
             stored.append(_stored_bytes(learner))
-    is_trained = any(count for name, count in parameters[0].items() if name != "frozen")
     batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
     workloads = [
         training_workload(
@@ -202,7 +201,8 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
             epochs=config.optimization.epochs,
             max_steps=config.trainer.max_steps_per_task,
         )
-        for task in benchmark.scenario.tasks[benchmark.first_task :]
+        for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True)
+        if _num_trained(counts)
     ]
     weights = learner.backbone.weights
     keep = config.checkpoint.keep
@@ -217,13 +217,15 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
         "parameters of the first task": _counts(parameters[0]),
         "parameters of the last task": _counts(parameters[-1]),
-        "steps": sum(workload.num_steps for workload in workloads) if is_trained else 0,
-        "images to train on": sum(workload.num_images for workload in workloads) if is_trained else 0,
+        "steps": sum(workload.num_steps for workload in workloads),
+        "images to train on": sum(workload.num_images for workload in workloads),
         "memory for weights, gradients and optimizer": _size(memory),
         "disk for checkpoints": _size(sum(stored if keeps_all else stored[-2:]) + statistics),
         "of it for class statistics": _size(statistics),
         "disk in addition while a task is trained": _size(
-            _position_bytes(config, parameters[-1], stored[-1])
+            max(
+                _position_bytes(config, counts, size) for counts, size in zip(parameters, stored, strict=True)
+            )
         ),
     }
 
@@ -232,10 +234,14 @@ def _counts(parameters: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in parameters.items())
 
 
+def _num_trained(parameters: dict[str, int]) -> int:
+    return sum(count for name, count in parameters.items() if name != "frozen")
+
+
 def _training_bytes(config: RunConfig, parameters: dict[str, int]) -> int:
     """Weights, and for what is trained a gradient and the optimizer's averages, all in fp32."""
     averages = 1 if config.optimization.optimizer == "sgd" else 2
-    trained = sum(count for name, count in parameters.items() if name != "frozen")
+    trained = _num_trained(parameters)
     return 4 * (sum(parameters.values()) + trained * (1 + averages))
 
 
@@ -251,7 +257,7 @@ def _stored_bytes(learner: Learner) -> int:
 def _position_bytes(config: RunConfig, parameters: dict[str, int], stored: int) -> int:
     """Two checkpoints inside a task and a third that is being written, each with the optimizer's averages."""
     averages = 1 if config.optimization.optimizer == "sgd" else 2
-    trained = sum(count for name, count in parameters.items() if name != "frozen")
+    trained = _num_trained(parameters)
     return 3 * (stored + 4 * averages * trained) if trained else 0
 
 

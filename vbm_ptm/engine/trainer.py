@@ -341,6 +341,8 @@ class Trainer:
         return largest
 
     def _steps_of(self, task: Task) -> int:
+        if not self.learner.config.trains(task.index):
+            return 0
         workload = training_workload(
             self._sampler(task), epochs=self.optimization.epochs, max_steps=self.config.max_steps_per_task
         )

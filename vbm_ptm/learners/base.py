@@ -16,11 +16,23 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.settings import Settings
 
+# Which tasks have training steps.
+TrainedTasks = Literal["all", "first", "none"]
+
 
 class LearnerConfig(Settings):
     """Settings of a learner; each method's own class adds its hyper-parameters."""
 
     name: str
+
+    @property
+    def trained_tasks(self) -> TrainedTasks:
+        """Which tasks have parameter groups; the others take zero steps."""
+        return "all"
+
+    def trains(self, task_index: int) -> bool:
+        """Return whether a task has training steps."""
+        return self.trained_tasks == "all" or (self.trained_tasks == "first" and task_index == 0)
 
     @property
     def needs_whole_steps(self) -> bool:
@@ -90,8 +102,6 @@ class Learner(nn.Module):
     """
 
     config_class: ClassVar[type[LearnerConfig]]
-    # False: there are never any parameter groups, and a task takes zero steps.
-    is_trained: ClassVar[bool] = True
     task_columns: Tensor
 
     def __init__(self, backbone: PromptableViT, config: Any, *, num_tasks: int) -> None:

@@ -21,6 +21,7 @@ from vbm_ptm.learners.base import (
     LearnerOutput,
     ParameterGroup,
     TaskStatistics,
+    TrainedTasks,
 )
 
 
@@ -29,12 +30,16 @@ class NearestMeanConfig(LearnerConfig):
 
     name: str = "nearest_mean"
 
+    @property
+    def trained_tasks(self) -> TrainedTasks:
+        """No task is trained."""
+        return "none"
+
 
 class NearestMean(Learner):
     """Frozen backbone and one mean per class."""
 
     config_class = NearestMeanConfig
-    is_trained = False
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return no group: nothing is trained, and a task takes zero steps."""
