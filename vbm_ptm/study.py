@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from vbm_ptm.backbones.loading import file_sha256
+from vbm_ptm.backbones.weights_file import file_sha256
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose, problem_messages
 from vbm_ptm.config.tree import nested, read_yaml
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import hashlib
 import logging
 import os
@@ -9,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
@@ -278,16 +277,30 @@ class TestBrokenFile:
         assert "not a readable .npz file" in self.refusal(path)
 
     def test_load_vit__never_unpickles_objects(self, vit: VisionTransformer, tmp_path: Path) -> None:
-        path = write(
-            tmp_path / "weights.pth", {"state_dict": vit.state_dict(), "args": argparse.Namespace(a=1)}
-        )
+        path = write(tmp_path / "weights.pth", {"state_dict": vit.state_dict(), "args": PurePosixPath("a")})
         assert "cannot be read as tensors only" in self.refusal(path)
 
     def test_load_vit__refuses_a_whole_training_state(self, vit: VisionTransformer, tmp_path: Path) -> None:
         path = write(tmp_path / "weights.pth", {"network": vit.state_dict(), "epoch": 3})
-        assert "not tensors: network, epoch. Known wrappings: state_dict, model" in self.refusal(path)
+        assert "not tensors: network, epoch. Known wrappings: state_dict_ema, model_ema" in self.refusal(path)
         path = write(tmp_path / "list.pth", [torch.zeros(1)])
         assert "holds list, not a state dict" in self.refusal(path)
+
+    @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".npz"])
+    def test_load_vit__refuses_weights_that_are_not_finite(
+        self, suffix: str, vit: VisionTransformer, tmp_path: Path
+    ) -> None:
+        state = vit.state_dict()
+        state["blocks.1.attn.proj.bias"][5] = float("nan")
+        message = self.refusal(write(tmp_path / f"weights{suffix}", state))
+        assert "blocks.1.attn.proj.bias (1 of 64)" in message
+
+    def test_load_vit__takes_a_file_whose_dropped_head_is_not_finite(
+        self, vit: VisionTransformer, tmp_path: Path
+    ) -> None:
+        state = vit.state_dict()
+        state["head.bias"][5] = float("inf")
+        assert_holds(load_vit(NAME, write(tmp_path / "weights.pth", state)), state)
 
     def test_load_vit__refuses_unknown_prefixes(self, vit: VisionTransformer, tmp_path: Path) -> None:
         state = {f"trunk.{key}": tensor for key, tensor in vit.state_dict().items()}

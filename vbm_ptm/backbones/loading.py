@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
-import numpy as np
-import safetensors
-import safetensors.torch
 import timm
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
 
 from vbm_ptm.backbones.embedded import EMBEDDED_FILE, EMBEDDED_NAME
 from vbm_ptm.backbones.vit import Preprocessing, PromptableViT, WeightsRecord, unsupported_attributes
+from vbm_ptm.backbones.weights_file import (
+    GOOGLE_PATCHES,
+    GOOGLE_POSITIONS,
+    check_finite,
+    check_weights_file,
+    file_sha256,
+    read_google_shapes,
+    read_state_dict,
+    some_keys,
+    strip_prefix,
+)
 from vbm_ptm.errors import UsageError, nearest_name
 from vbm_ptm.settings import AbsolutePath, Settings
 
 logger = logging.getLogger(__name__)
 
-_TORCH_SUFFIXES = (".pth", ".pt", ".bin")
-_SUFFIXES = (".safetensors", *_TORCH_SUFFIXES, ".npz")
-_WRAPPINGS = ("state_dict", "model")
-_PREFIXES = re.compile(r"(?:(?:module|model|backbone|_orig_mod|encoder|vit|network)\.)+")
 _HEAD = re.compile(r"(?:head|pre_logits)[./]")
 _HUB_TIMEOUT_SECONDS = 5
 
 # Names in Google's checkpoints.
-_GOOGLE_PATCHES = "embedding/kernel"
-_GOOGLE_POSITIONS = "Transformer/posembed_input/pos_embedding"
 _GOOGLE_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
 _GOOGLE_OUTSIDE = re.compile(r"cls$|embedding/|Transformer/(posembed_input|encoder_norm)/")
 
@@ -108,6 +106,7 @@ def load_vit(
         vit, facts = _load_google(file.path, resolved, probe)
     else:
         vit, facts = _load_state_dict(file.path, resolved, probe)
+    check_finite(vit, file.path)
     weights_size: int = vit.patch_embed.img_size[0]
     if weights_size != probe.patch_embed.img_size[0]:
         facts.append(f"made for {weights_size} px ('{resolved}': {probe.patch_embed.img_size[0]} px)")
@@ -217,13 +216,7 @@ def _unknown_backbone(name: str, allowed: list[str]) -> str:
 
 
 def _local_file(path: Path) -> _WeightsFile:
-    if path.suffix not in _SUFFIXES:
-        raise UsageError(f"backbone.checkpoint '{path}' must be a file ending in {', '.join(_SUFFIXES)}.")
-    if not path.is_file():
-        raise UsageError(
-            f"backbone.checkpoint '{path}' does not exist or is not a file; give its place by "
-            "--set backbone.checkpoint=FILE."
-        )
+    check_weights_file(path)
     return _WeightsFile(path, str(path))
 
 
@@ -281,8 +274,8 @@ def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile
 
 def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
     """Build the model at the image size of a file with named tensors, and fill it."""
-    state, facts = _read_state_dict(path)
-    state, prefix_facts = _strip_prefix(state)
+    state, facts = read_state_dict(path)
+    state, prefix_facts = strip_prefix(state)
     head = sorted(key for key in state if _HEAD.match(key))
     if head:
         facts = [*facts, *prefix_facts, f"classifier head dropped: {', '.join(head)}"]
@@ -296,16 +289,16 @@ def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[V
     problems = []
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing:
-        problems.append(f"missing in the file: {_some(missing)}")
+        problems.append(f"missing in the file: {some_keys(missing)}")
     if unexpected:
-        problems.append(f"unknown to the model: {_some(unexpected)}")
+        problems.append(f"unknown to the model: {some_keys(unexpected)}")
     differing = [
         f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
         for key, tensor in own.items()
         if key in state and state[key].shape != tensor.shape
     ]
     if differing:
-        problems.append(f"of another shape: {_some(differing)}")
+        problems.append(f"of another shape: {some_keys(differing)}")
     if problems:
         raise UsageError(
             f"weights file '{path}' does not match '{name}'; nothing was loaded.",
@@ -316,62 +309,15 @@ def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[V
     return vit, facts
 
 
-def _read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Read named tensors and say what they were wrapped in."""
-    facts: list[str] = []
-    if path.suffix == ".safetensors":
-        try:
-            return safetensors.torch.load_file(path), facts
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UsageError(f"weights file '{path}' is not a readable safetensors file: {error}.") from error
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load reports broken files with errors of every kind
-        reason = str(error).split("\n", maxsplit=1)[0]
-        raise UsageError(
-            f"weights file '{path}' cannot be read as tensors only, the one safe way ({reason}). "
-            "Save its state dict as .safetensors."
-        ) from error
-    for _ in _WRAPPINGS:
-        for wrapping in _WRAPPINGS:
-            if isinstance(content, dict) and isinstance(content.get(wrapping), dict):
-                content = content[wrapping]
-                facts.append(f"unwrapped from '{wrapping}'")
-                break
-    if not isinstance(content, dict) or not content:
-        raise UsageError(f"weights file '{path}' holds {type(content).__name__}, not a state dict.")
-    others = [
-        str(key)
-        for key, value in content.items()
-        if not isinstance(key, str) or not isinstance(value, Tensor)
-    ]
-    if others:
-        raise UsageError(
-            f"weights file '{path}' holds no plain state dict: not tensors: {_some(others)}. "
-            f"Known wrappings: {', '.join(_WRAPPINGS)}."
-        )
-    return content, facts
-
-
-def _strip_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Take off what a wrapper (DDP, torch.compile, a training framework) put before every key."""
-    anchors = [key for key in state if key.endswith("patch_embed.proj.weight")]
-    prefix = anchors[0].removesuffix("patch_embed.proj.weight") if len(anchors) == 1 else ""
-    if not _PREFIXES.fullmatch(prefix):
-        return state, []
-    stripped = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
-    return stripped, [f"prefix '{prefix}' stripped from the keys"]
-
-
 def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
     """Build the model at the image size of a Google checkpoint, and let timm's own reader fill it."""
-    shapes = _read_google_shapes(path)
-    vit = _build(name, probe, num_positions=shapes[_GOOGLE_POSITIONS][1])
+    shapes = read_google_shapes(path)
+    vit = _build(name, probe, num_positions=shapes[GOOGLE_POSITIONS][1])
     # timm's reader resamples patches and skips what the model has no place for: both are checked here.
     problems = []
     patch_size = tuple(probe.patch_embed.patch_size)
-    if shapes[_GOOGLE_PATCHES][:2] != patch_size:
-        problems.append(f"patch size {shapes[_GOOGLE_PATCHES][:2]} instead of {patch_size}")
+    if shapes[GOOGLE_PATCHES][:2] != patch_size:
+        problems.append(f"patch size {shapes[GOOGLE_PATCHES][:2]} instead of {patch_size}")
     blocks = {int(match[1]) for key in shapes if (match := _GOOGLE_BLOCK.match(key))}
     if blocks != set(range(len(vit.blocks))):
         problems.append(f"{len(blocks)} blocks instead of {len(vit.blocks)}")
@@ -381,7 +327,7 @@ def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[Visio
         if not any(place.match(key) for place in (_GOOGLE_BLOCK, _GOOGLE_OUTSIDE, _HEAD))
     )
     if unexpected:
-        problems.append(f"unknown to the model: {_some(unexpected)}")
+        problems.append(f"unknown to the model: {some_keys(unexpected)}")
     if not problems:
         try:
             timm.models.load_checkpoint(vit, str(path))
@@ -395,24 +341,6 @@ def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[Visio
     return vit, [f"classifier head dropped: {', '.join(head)}"] if head else []
 
 
-def _read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array of a Google checkpoint, named without the optimizer's prefix."""
-    try:
-        # np.load leaves a file open that it cannot read, so the file is opened here.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            shapes = {key: arrays[key].shape for key in arrays.files}
-    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UsageError(f"weights file '{path}' is not a readable .npz file: {error}.") from error
-    prefix = "opt/target/" if f"opt/target/{_GOOGLE_PATCHES}" in shapes else ""
-    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
-    if len(shapes.get(_GOOGLE_PATCHES, ())) != 4 or len(shapes.get(_GOOGLE_POSITIONS, ())) != 3:
-        raise UsageError(
-            f"weights file '{path}' has not the layout of Google's ViT checkpoints: it needs "
-            f"'{_GOOGLE_PATCHES}' and '{_GOOGLE_POSITIONS}', and holds {_some(sorted(shapes))}."
-        )
-    return shapes
-
-
 def _build(name: str, probe: VisionTransformer, *, num_positions: int | None) -> VisionTransformer:
     """Build the model, without a head, at the image size that a position embedding was made for."""
     num_patches = probe.patch_embed.num_patches
@@ -422,13 +350,3 @@ def _build(name: str, probe: VisionTransformer, *, num_positions: int | None) ->
     vit = timm.create_model(name, num_classes=0, img_size=side * probe.patch_embed.patch_size[0])
     assert isinstance(vit, VisionTransformer)
     return vit
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def file_sha256(path: Path) -> str:
-    """Return the hash of a weights file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,169 @@
+"""Reading a weights file: named tensors, what they were wrapped in, and why a file cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from vbm_ptm.errors import UsageError
+from vbm_ptm.stand_ins import STAND_IN_BYTES, describe_stand_in
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+
+# What training scripts put state dicts under, the one to take first: averaged weights win, as in timm.
+_AVERAGES = ("state_dict_ema", "model_ema")
+_WRAPPINGS = (*_AVERAGES, "state_dict", "model")
+_PREFIXES = re.compile(r"(?:(?:module|model|backbone|_orig_mod|encoder|vit|network)\.)+")
+
+# Names in Google's checkpoints.
+GOOGLE_PATCHES = "embedding/kernel"
+GOOGLE_POSITIONS = "Transformer/posembed_input/pos_embedding"
+
+
+def check_weights_file(path: Path) -> None:
+    """Make sure that a local weights file is there and is not a pointer to one.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"backbone.checkpoint '{path}' must be a file ending in {', '.join(SUFFIXES)}.")
+    if not path.is_file():
+        raise UsageError(
+            f"backbone.checkpoint '{path}' does not exist or is not a file; give its place by "
+            "--set backbone.checkpoint=FILE."
+        )
+    with path.open("rb") as file:
+        stand_in = describe_stand_in(file.read(STAND_IN_BYTES))
+    if stand_in:
+        raise UsageError(f"backbone.checkpoint '{path}' is {stand_in}.")
+
+
+def read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Read named tensors and say what they were wrapped in.
+
+    Raises:
+        UsageError: The file cannot be read without running code from it, or holds something else.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            return safetensors.torch.load_file(path), []
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UsageError(f"weights file '{path}' is not a readable safetensors file: {error}.") from error
+    try:
+        # timm's training script stores its arguments beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load reports broken files with errors of every kind
+        reason = str(error).split("\n", maxsplit=1)[0].split(". In PyTorch 2.6", maxsplit=1)[0]
+        raise UsageError(
+            f"weights file '{path}' cannot be read as tensors only, the one safe way ({reason}). "
+            "Save its state dict as .safetensors."
+        ) from error
+    content, facts = _unwrapped(content)
+    if not isinstance(content, dict) or not content:
+        raise UsageError(f"weights file '{path}' holds {type(content).__name__}, not a state dict.")
+    others = [
+        str(key)
+        for key, value in content.items()
+        if not isinstance(key, str) or not isinstance(value, Tensor)
+    ]
+    if others:
+        raise UsageError(
+            f"weights file '{path}' holds no plain state dict: not tensors: {some_keys(others)}. "
+            f"Known wrappings: {', '.join(_WRAPPINGS)}."
+        )
+    return content, facts
+
+
+def _unwrapped(content: object) -> tuple[object, list[str]]:
+    """Take a state dict out of what it is wrapped in, at most twice."""
+    facts: list[str] = []
+    for _ in range(2):
+        there = [name for name in _WRAPPINGS if isinstance(content, dict) and _is_filled(content.get(name))]
+        if not there:
+            break
+        assert isinstance(content, dict)
+        chosen, *others = there
+        fact = f"unwrapped from '{chosen}'"
+        if chosen in _AVERAGES and others:
+            fact += f", the averaged weights (EMA), as timm does; '{others[0]}' is left out"
+        facts.append(fact)
+        content = content[chosen]
+    return content, facts
+
+
+def _is_filled(value: object) -> bool:
+    return isinstance(value, dict) and bool(value)
+
+
+def strip_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Take off what a wrapper (DDP, torch.compile, a training framework) put before every key."""
+    anchors = [key for key in state if key.endswith("patch_embed.proj.weight")]
+    prefix = anchors[0].removesuffix("patch_embed.proj.weight") if len(anchors) == 1 else ""
+    if not _PREFIXES.fullmatch(prefix):
+        return state, []
+    stripped = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
+    return stripped, [f"prefix '{prefix}' stripped from the keys"]
+
+
+def read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every array of a Google checkpoint, named without the optimizer's prefix.
+
+    Raises:
+        UsageError: The file cannot be read, or has another layout.
+    """
+    try:
+        # np.load leaves a file open that it cannot read, so the file is opened here.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            shapes = {key: arrays[key].shape for key in arrays.files}
+    except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(f"weights file '{path}' is not a readable .npz file: {error}.") from error
+    prefix = "opt/target/" if f"opt/target/{GOOGLE_PATCHES}" in shapes else ""
+    shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
+    if len(shapes.get(GOOGLE_PATCHES, ())) != 4 or len(shapes.get(GOOGLE_POSITIONS, ())) != 3:
+        raise UsageError(
+            f"weights file '{path}' has not the layout of Google's ViT checkpoints: it needs "
+            f"'{GOOGLE_PATCHES}' and '{GOOGLE_POSITIONS}', and holds {some_keys(sorted(shapes))}."
+        )
+    return shapes
+
+
+def check_finite(model: nn.Module, path: Path) -> None:
+    """Make sure that a model filled from a file holds numbers alone.
+
+    Raises:
+        UsageError: Weights are NaN or infinite.
+    """
+    broken = [
+        f"{name} ({int((~tensor.isfinite()).sum()):,} of {tensor.numel():,})"
+        for name, tensor in model.state_dict().items()
+        if not bool(tensor.isfinite().all())
+    ]
+    if broken:
+        raise UsageError(
+            f"weights file '{path}' holds numbers that are not finite (NaN or infinite): {some_keys(broken)}. The "
+            "training that made it has diverged, or the file is damaged: take another one."
+        )
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of a weights file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def some_keys(names: Sequence[str]) -> str:
+    """Return the first names in one line and how many more there are."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
