@@ -71,7 +71,7 @@ def test_dry_run__the_most_informative_runs_fit_first(say: Say) -> None:
     ]
     assert "to run here: 4 runs" in shown
     _, shown, _ = say("--dry-run", "--budget-hours", "0.5", "--datasets", "cifar100")
-    assert {name for name, _ in to_run(shown)} == {"cifar100-s_prompt_pp-v1"}  # the others are too long
+    assert {name for name, _ in to_run(shown)} == {"cifar100-dualprompt-v1"}  # the others are too long
 
 
 def test_dry_run__parts_are_disjoint_and_complete(say: Say) -> None:

@@ -167,6 +167,8 @@ def _train(
         num_ranks=accelerator.num_processes, mixed_precision=config.trainer.mixed_precision
     ):
         logger.warning(problem)
+    for note in config.notes:
+        logger.warning(note)
     num_views, epochs = config.view_batch.num_views, config.optimization.epochs
     if epochs % num_views:
         logger.warning(
@@ -225,7 +227,8 @@ def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
         f"data {config.dataset.name}: {len(setup.benchmark.datasets.train)} training and "
         f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
         f"{len(sizes)} tasks of {_sizes(sizes)}",
-        f"view batch: {num_views} view{'s' if num_views > 1 else ''}{hint}; "
+        f"view batch: {num_views} view{'s' if num_views > 1 else ''}{hint}, "
+        f"from {config.origin('view_batch.num_views')}; "
         f"a step has {batch_size} images = {batch_size // num_views} groups x {num_views} views",
         _on_ranks(batch_size // num_views, num_views, accelerator),
     ]

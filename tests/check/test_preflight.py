@@ -43,6 +43,7 @@ def test_survey__foretells_what_a_run_takes(toy_tree: Callable[..., Tree], tmp_p
     assert facts["split SHA-256"] == result["split_sha256"]
     assert facts["backbone"].endswith(result["weights"]["sha256"])
     assert facts["a step"] == "8 images = 4 groups x 2 views"
+    assert facts["views of a sample"] == f"2, from {tmp_path / 'all.yaml'}"
 
     for which, record in (("first", result["task_records"][0]), ("last", result["task_records"][-1])):
         parameters = record["parameters"]

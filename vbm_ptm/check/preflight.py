@@ -65,6 +65,10 @@ def survey(composed: ComposedConfig) -> Survey:
     spec = found.attempt(composed.validate_dataset) if config is None else config.dataset
     datasets = None if spec is None else found.attempt(lambda: load_image_dataset(spec))
     setup: Setup | None = None
+    if config is not None:
+        found.warnings += config.notes
+        for note in config.notes:
+            logger.warning(note)
     if config is not None and datasets is not None:
         setup = found.attempt(lambda: build(config, earlier=earlier_state(config), datasets=datasets))
     if spec is not None and datasets is not None:
@@ -179,6 +183,7 @@ def _survey_tasks(found: Survey, setup: Setup) -> None:
         **({"domains in order": ", ".join(domains)} if domains else {}),
         "training images per task": ", ".join(str(len(benchmark.training_rows(task))) for task in tasks),
         "learner": f"{config.learner.name}, preset {config.preset}",
+        "views of a sample": f"{num_views}, from {config.origin('view_batch.num_views')}",
         "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
     }
 

@@ -6,7 +6,6 @@ the preset, the preset for that data set) < ``--config`` < ``--set``.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from vbm_ptm.backbones import BackboneConfig
 from vbm_ptm.config.tree import (
@@ -40,8 +39,6 @@ from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.settings import Settings, absolute
 from vbm_ptm.storage.checkpoint import CheckpointConfig
-
-logger = logging.getLogger(__name__)
 
 # How the command line gives what cannot be left out.
 _OPTIONS = {
@@ -71,6 +68,16 @@ class RunConfig(Settings):
     preset: str = "none"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     seed: int = Field(default=1993, ge=0)
+    _composed: ComposedConfig | None = PrivateAttr(default=None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its sources have to say of their fit to each other."""
+        return tuple(self._composed.notes) if self._composed else ()
+
+    def origin(self, path: str) -> str:
+        """Return what set a setting, by its dotted path."""
+        return (self._composed and self._composed.origin(path)) or "the default"
 
     @model_validator(mode="after")
     def _check_views(self) -> RunConfig:
@@ -105,10 +112,11 @@ class RunConfig(Settings):
 
 @dataclass
 class ComposedConfig:
-    """A configuration tree and where each of its settings comes from."""
+    """A configuration tree, where each of its settings comes from, and what does not fit without being wrong."""
 
     tree: Tree = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def merge(self, tree: Mapping[str, Any], origin: str) -> None:
         """Let the settings of a tree win over those that are there."""
@@ -132,9 +140,11 @@ class ComposedConfig:
         section = learner_class(name).config_class
         model = create_model("RunConfig", __base__=RunConfig, learner=(section, ...))
         try:
-            return model.model_validate(as_text(self.tree))
+            config = model.model_validate(as_text(self.tree))
         except ValidationError as error:
             raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+        config._composed = self
+        return config
 
     def validate_dataset(self) -> DatasetSpec:
         """Read the data set's section alone.
@@ -309,14 +319,15 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     if dataset_name in per_dataset:
         part = _mapping(per_dataset[dataset_name], f"{file}: presets.{chosen}.datasets.{dataset_name}")
         composed.merge(part, f"{file}, preset {chosen} for {dataset_name}")
+    elif per_dataset:
+        composed.notes.append(
+            f"preset '{chosen}' of {learner} has no part for data set '{dataset_name}' (only for "
+            f"{', '.join(per_dataset)}): its epochs, rates and crops are those of other images"
+        )
     tuned = _given(settings, "backbone", "name")
     if backbone is not None and tuned is not None and backbone != tuned:
-        logger.warning(
-            "preset '%s' of %s was made for %s, not for %s: its rates may not fit.",
-            chosen,
-            learner,
-            tuned,
-            backbone,
+        composed.notes.append(
+            f"preset '{chosen}' of {learner} was made for {tuned}, not for {backbone}: its rates may not fit"
         )
 
 
