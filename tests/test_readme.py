@@ -29,7 +29,7 @@ def blocks(text: str, language: str) -> list[str]:
 @pytest.fixture
 def own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the example's two files and go there."""
-    text = section("Own learners")
+    text = section("Own learner")
     (tmp_path / "cosine_probe.py").write_text(blocks(text, "python")[0])
     (tmp_path / "cosine_probe.yaml").write_text(blocks(text, "yaml")[0])
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_own_learner__trains_goes_on_and_evaluates(
     own_learner: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train, evaluate = (line.split()[1:] for line in blocks(section("Own learners"), "bash")[0].splitlines())
+    train, evaluate = (line.split()[1:] for line in blocks(section("Own learner"), "bash")[0].splitlines())
     assert main([*train, "--stop-after-task", "1"]) == 0
     assert main([*train, "--resume", "--stop-after-task", "2"]) == 0
     assert main(evaluate) == 0
@@ -60,6 +60,6 @@ def test_own_learner__trains_goes_on_and_evaluates(
 def test_own_learner__a_setting_it_does_not_have_is_named(
     own_learner: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train = blocks(section("Own learners"), "bash")[0].splitlines()[0].split()[1:]
+    train = blocks(section("Own learner"), "bash")[0].splitlines()[0].split()[1:]
     assert main([*train, "--set", "learner.scael=3"]) == 2
     assert "scael" in capfd.readouterr().err
