@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vbm_ptm.class_statistics import diagonal_factor, draw, gaussian_factor, pooled_factor
+from vbm_ptm import class_statistics
+from vbm_ptm.class_statistics import diagonal_factor, gaussian_factor, pooled_factor
 from vbm_ptm.randomness import seeded
 
 
@@ -22,6 +25,14 @@ def random_features(num_images: int, width: int, *, seed: int = 0, scale: float 
     mixing = torch.randn(width, width, generator=generator, dtype=torch.float64)
     noise = torch.randn(num_images, width, generator=generator, dtype=torch.float64)
     return scale * (noise @ mixing + 3)
+
+
+def draw(mean: Tensor, factor: Tensor, count: int, *, mean_scale: float = 1.0, **options: Any) -> Tensor:
+    """Draw (count,D) from one Gaussian."""
+    out = mean.new_empty(1, count, len(mean))
+    return class_statistics.draw(
+        mean[None], [factor], out=out, mean_scales=torch.tensor([mean_scale]), **options
+    )[0]
 
 
 def test_gaussian_factor__matches_hand_values() -> None:
@@ -143,3 +154,21 @@ def test_pooled_factor__is_the_covariance_within_classes() -> None:
     assert factor.shape == (3, 3)
     torch.testing.assert_close(factor.T @ factor, scatter / (12 - len(sizes)), atol=1e-9, rtol=1e-9)
     assert pooled_factor(features[-2:], labels[-2:]).shape == (0, 3)
+
+
+def test_draw__of_several_gaussians_keeps_them_apart() -> None:
+    """Ranks of 0, 2 and 5, scales of their own: every class has its own mean and covariance."""
+    given = [gaussian_factor(random_features(size, 4, seed=size)) for size in (1, 3, 6)]
+    means, factors = torch.stack([mean for mean, _ in given]), [factor for _, factor in given]
+    scales, count = torch.tensor([0.5, 1.0, 2.0]), 100_000
+    out = torch.empty(3, count, 4, dtype=torch.float64)
+    draws = class_statistics.draw(
+        means, factors, out=out, mean_scales=scales, generator=torch.Generator().manual_seed(0)
+    )
+    assert draws is out
+    for own, mean, factor, scale in zip(draws, means, factors, scales, strict=True):
+        expected = factor.T @ factor + 1e-4 * torch.eye(4, dtype=torch.float64)
+        spread = expected.diagonal().sqrt()
+        assert bool(((own.mean(0) - scale * mean).abs() < 5 * spread / count**0.5).all())
+        tolerance = 5 * (2 / count) ** 0.5 * spread[:, None] * spread
+        assert bool(((covariance(own) - expected).abs() < tolerance).all())

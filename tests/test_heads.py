@@ -115,3 +115,22 @@ def test_task_heads__logits_are_not_rounded_by_autocast() -> None:
         assert torch.equal(heads(features), expected)
         assert torch.equal(heads.forward_task(1, features), expected[:, 3:])
         assert heads(features.bfloat16()).dtype == torch.float32
+
+
+def test_joined__gives_the_same_logits_and_goes_back_row_by_row() -> None:
+    heads, features = TaskHeads(6), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    with seeded(0):
+        for size in (2, 0, 3):
+            heads.append(size)
+        for parameter in heads.parameters():
+            torch.nn.init.normal_(parameter)
+    joined = heads.joined()
+    torch.testing.assert_close(joined(features), heads(features))
+    before = heads(features)
+    with torch.no_grad():
+        joined.weight[3] += 1
+        joined.bias[0] -= 2
+    assert torch.equal(heads(features), before)  # a copy, until it is taken back
+    heads.load_joined(joined)
+    torch.testing.assert_close(heads(features), joined(features))
+    assert not torch.equal(heads(features), before)

@@ -9,6 +9,7 @@ Shapes: N images of one class, or of K classes, D width, R = min(N-1, D), or min
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -50,27 +51,30 @@ def pooled_factor(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def draw(
-    mean: Tensor,
-    factor: Tensor,
-    count: int,
+    means: Tensor,
+    factors: Sequence[Tensor],
     *,
-    mean_scale: float = 1.0,
+    out: Tensor,
+    mean_scales: Tensor | None = None,
     jitter_std: float = 0.01,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw (count,D) features from N(mean_scale * mean, F'F + jitter_std**2 I).
+    """Fill ``out`` (M,count,D) with draws from N(scale * mean, F'F + jitter_std**2 I) of M Gaussians, and return it.
 
     Args:
-        mean: (D,).
-        factor: (R,D) of ``gaussian_factor`` or ``pooled_factor``, or (D,) of ``diagonal_factor``.
-        count: Number of draws.
-        mean_scale: Factor on the mean alone; SLCA lets old classes' means decay with it.
+        means: (M,D).
+        factors: M of them: (R,D) of ``gaussian_factor`` or ``pooled_factor``, where R may differ, or (D,) of
+            ``diagonal_factor``.
+        out: On the device and of the dtype of ``means``.
+        mean_scales: (M,) factors on the means alone; SLCA lets old classes' means decay with them.
         jitter_std: Standard deviation of what is added in every direction.
-        generator: On the device of ``mean``; without one the global generator is used.
+        generator: On the device of ``means``; without one the global generator is used.
     """
-
-    def noise(columns: int) -> Tensor:
-        return torch.randn(count, columns, generator=generator, dtype=mean.dtype, device=mean.device)
-
-    spread = noise(len(factor)) @ factor if factor.ndim == 2 else noise(len(mean)) * factor
-    return mean_scale * mean + spread + jitter_std * noise(len(mean))
+    centres = means if mean_scales is None else means * mean_scales.to(means)[:, None]
+    out.normal_(generator=generator).mul_(jitter_std).add_(centres[:, None])
+    # One product for each Gaussian, added where the draws lie: a stack of the factors would be a copy of them, and
+    # costs a third more than what it saves.
+    for draws, factor in zip(out, factors, strict=True):
+        noise = out.new_empty(len(draws), factor.shape[0]).normal_(generator=generator)
+        draws.addmm_(noise, factor) if factor.ndim == 2 else draws.addcmul_(noise, factor)
+    return out

@@ -69,3 +69,20 @@ class TaskHeads(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             logits: Tensor = self.tasks[index](features.to(weight.dtype))
         return logits
+
+    def joined(self) -> TaskHead:
+        """Return a copy of all heads as one, (D) -> (K): the same logits from a single product."""
+        head = TaskHead(self.width, sum(self.sizes)).to(next(self.parameters()))
+        own = [each for each in self.tasks if isinstance(each, TaskHead)]
+        with torch.no_grad():
+            head.weight.copy_(torch.cat([each.weight for each in own]))
+            head.bias.copy_(torch.cat([each.bias for each in own]))
+        return head
+
+    @torch.no_grad()
+    def load_joined(self, head: TaskHead) -> None:
+        """Give every head its rows of what ``joined`` returned."""
+        parts = zip(head.weight.split(self.sizes), head.bias.split(self.sizes), strict=True)
+        for own, (weight, bias) in zip(self.tasks, parts, strict=True):
+            own.get_parameter("weight").copy_(weight)
+            own.get_parameter("bias").copy_(bias)

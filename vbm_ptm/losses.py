@@ -72,9 +72,12 @@ def logit_normalized_cross_entropy(
             f"which make {sum(task_sizes)} columns"
         )
     logits = _at_least_float32(logits)
-    parts = torch.split(logits, list(task_sizes), dim=1)
-    norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) + 1e-7 for part in parts]
-    length = torch.cat(norms, dim=1).mean(dim=1, keepdim=True)
+    if len(set(task_sizes)) == 1:
+        norms = torch.linalg.vector_norm(logits.unflatten(1, (len(task_sizes), -1)), dim=2)
+    else:
+        parts = torch.split(logits, list(task_sizes), dim=1)
+        norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], dim=1)
+    length = (norms + 1e-7).mean(dim=1, keepdim=True)
     return F.cross_entropy(logits / length / temperature, labels)
 
 

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vbm_ptm.class_statistics import draw
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import TaskHeads
+from vbm_ptm.learners.alignment import gaussians_of
 from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
 
@@ -91,14 +94,28 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> Observed:
     return record
 
 
-def observe_inputs(learner: Learner, record: Observed) -> None:
-    """Record what the first head is given in training; its copies carry the hook along."""
+@pytest.fixture
+def observed_inputs(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Observed:
+    """Record also what the heads in alignment are given."""
+    original = TaskHeads.joined
 
-    def hook(module: nn.Module, inputs: tuple[Tensor]) -> None:
-        if torch.is_grad_enabled() and module.weight.requires_grad:
-            record.inputs.append(inputs[0].clone())
+    def joined(heads: TaskHeads) -> nn.Module:
+        head = original(heads)
+        head.register_forward_pre_hook(lambda module, inputs: observed.inputs.append(inputs[0].clone()))
+        return head
 
-    learner.heads.tasks[0].register_forward_pre_hook(hook)
+    monkeypatch.setattr(TaskHeads, "joined", joined)
+    return observed
+
+
+def draws_of(learner: Learner) -> tuple[Tensor, Tensor]:
+    """Return the draws (n,D) of one epoch of alignment, and their classes (n,)."""
+    gaussians, count = gaussians_of(learner), learner.config.alignment_samples_per_class
+    out = torch.empty(len(gaussians.means), count, WIDTH)
+    scales = learner._mean_scales(gaussians.ages)
+    generator = torch.Generator().manual_seed(0)
+    draw(gaussians.means, gaussians.factors, out=out, mean_scales=scales, generator=generator)
+    return out.flatten(0, 1), gaussians.classes.repeat_interleave(count)
 
 
 class TestStatistics:
@@ -150,7 +167,7 @@ class TestStatistics:
         live_through(learner, [photo, sketch], given_features)
         assert set(learner.statistics_of(photo)) == {"mean_0", "factor_0", "mean_1", "factor_1"}
         assert set(learner.statistics_of(sketch)) == {"mean_1", "factor_1", "mean_2", "factor_2"}
-        draws, labels = learner._draw_features(torch.Generator().manual_seed(0))
+        draws, labels = draws_of(learner)
         assert labels.tolist() == [0] * 64 + [1] * 128 + [2] * 64
         assert draws.shape == (256, WIDTH)
 
@@ -168,7 +185,7 @@ class TestDraws:
             gaussians = {f"mean_{k}": torch.ones(WIDTH) for k in task.classes}
             gaussians |= {f"factor_{k}": torch.zeros(0, WIDTH) for k in task.classes}
             learner.statistics[str(task.index)] = TaskStatistics(gaussians)
-        draws, labels = learner._draw_features(torch.Generator().manual_seed(0))
+        draws, labels = draws_of(learner)
         assert torch.bincount(labels).tolist() == [256] * learner.num_seen_classes
         for task in learner.tasks:
             for class_index in task.classes:
@@ -184,7 +201,7 @@ class TestDraws:
             learner.begin_task(task)
             gaussian = {f"mean_{task.index}": torch.full((WIDTH,), 8.0), f"factor_{task.index}": factor}
             learner.statistics[str(task.index)] = TaskStatistics(gaussian)
-        draws, labels = learner._draw_features(torch.Generator().manual_seed(0))
+        draws, labels = draws_of(learner)
         for class_index, mean in enumerate((4.0, 8.0)):
             own = draws[labels == class_index]
             assert own[:, 2:].mean().item() == pytest.approx(mean, abs=1e-3)
@@ -194,36 +211,34 @@ class TestDraws:
 
 class TestAlignment:
     def test_alignment__takes_the_official_steps(
-        self, build: Build, given_features: Any, observed: Observed
+        self, build: Build, given_features: Any, observed_inputs: Observed
     ) -> None:
         learner, tasks = build("slca"), class_tasks(1, 3, 2)
         learner.begin_task(tasks[0])
-        observe_inputs(learner, observed)
         end(learner, tasks[0], given_features(random_features([0, 0]), [0, 0]))
-        assert observed.learning_rates == []  # the first task has nothing to be aligned with
+        assert observed_inputs.learning_rates == []  # the first task has nothing to be aligned with
         live_through(learner, tasks[1:], given_features)
         annealed = [0.01, 0.009045085, 0.006545085, 0.003454915, 0.000954915]
         expected = [rate for num_seen in (4, 6) for rate in annealed for _ in range(num_seen)]
-        assert observed.learning_rates == pytest.approx(expected, abs=1e-9)
-        assert [len(inputs) for inputs in observed.inputs] == [256] * len(expected)
-        assert [(o["momentum"], o["weight_decay"]) for o in observed.options] == [(0.9, 5e-4)] * 2
-        epoch = torch.cat(observed.inputs[:4])
+        assert observed_inputs.learning_rates == pytest.approx(expected, abs=1e-9)
+        assert [len(inputs) for inputs in observed_inputs.inputs] == [256] * len(expected)
+        assert [(o["momentum"], o["weight_decay"]) for o in observed_inputs.options] == [(0.9, 5e-4)] * 2
+        epoch = torch.cat(observed_inputs.inputs[:4])
         assert epoch.unique(dim=0).shape == epoch.shape  # every draw of an epoch once
-        assert not torch.equal(epoch, torch.cat(observed.inputs[4:8]))  # each epoch draws anew
+        assert not torch.equal(epoch, torch.cat(observed_inputs.inputs[4:8]))  # each epoch draws anew
 
     @pytest.mark.parametrize("temperature", [0.1, None])
     def test_alignment__first_gradient_is_that_of_the_restated_loss(
-        self, build: Build, given_features: Any, observed: Observed, temperature: float | None
+        self, build: Build, given_features: Any, observed_inputs: Observed, temperature: float | None
     ) -> None:
         learner, tasks = build("slca", logit_normalization_temperature=temperature), class_tasks(2, 3)
         live_through(learner, tasks[:1], given_features)
         with seeded(1):
             learner.begin_task(tasks[1])
-        observe_inputs(learner, observed)
         labels = [2, 2, 3, 3, 4, 4]
         end(learner, tasks[1], given_features(random_features(labels, seed=1), labels))
 
-        batch = observed.inputs[0].double()
+        batch = observed_inputs.inputs[0].double()
         targets = batch[:, :5].argmax(1)  # classes lie far apart along the first axes
         heads = [(head.weight.double(), head.bias.double()) for head in learner.heads.tasks]
         parameters = [tensor.detach().requires_grad_() for head in heads for tensor in head]
@@ -233,8 +248,11 @@ class TestAlignment:
             logits = logits / ((first + second) / 2)[:, None] / temperature
         picked = logits.gather(1, targets[:, None])[:, 0]
         (logits.exp().sum(1).log() - picked).mean().backward()
-        for parameter, gradient in zip(parameters, observed.first_gradients, strict=True):
-            torch.testing.assert_close(gradient.double(), parameter.grad, atol=1e-5, rtol=1e-4)
+        for gradient, own in zip(
+            observed_inputs.first_gradients, (parameters[::2], parameters[1::2]), strict=True
+        ):
+            expected = torch.cat([parameter.grad for parameter in own])
+            torch.testing.assert_close(gradient.double(), expected, atol=1e-5, rtol=1e-4)
 
     def test_alignment__never_touches_the_heads_of_training(self, build: Build, given_features: Any) -> None:
         learner = build("slca")

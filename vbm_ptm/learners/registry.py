@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vbm_ptm.backbones import PromptableViT
     from vbm_ptm.learners.base import Learner
 
-NOT_LEARNERS = {"base", "registry"}
+NOT_LEARNERS = {"alignment", "base", "registry"}
 
 
 def list_learners() -> list[str]:

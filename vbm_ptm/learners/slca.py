@@ -18,23 +18,27 @@ Differs from the official code in:
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vbm_ptm.backbones import PromptableViT
-from vbm_ptm.class_statistics import diagonal_factor, draw, gaussian_factor, pooled_factor
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
+from vbm_ptm.learners.alignment import (
+    AlignmentConfig,
+    Covariance,
+    align,
+    class_gaussians,
+    gaussians_of,
+    gaussians_size,
+)
 from vbm_ptm.learners.base import (
     Features,
     Learner,
-    LearnerConfig,
     LearnerOutput,
     ParameterGroup,
     TaskStatistics,
@@ -42,17 +46,12 @@ from vbm_ptm.learners.base import (
 from vbm_ptm.losses import logit_normalized_cross_entropy
 
 
-class SLCAConfig(LearnerConfig):
+class SLCAConfig(AlignmentConfig):
     """Settings of SLCA; the defaults are the official ones, but for the final norm, which stays as it is.
 
     Attributes:
         backbone_learning_rate_scale: Learning rate of the backbone over that of the heads ("slow learner").
         reinitialize_final_norm: Replace the final norm by a fresh LayerNorm (eps 1e-5), as the official code does.
-        alignment_epochs: Epochs of classifier alignment after each task but the first; 0 switches it off.
-        alignment_samples_per_class: Draws from each class's Gaussian per epoch; also the batch size.
-        alignment_learning_rate: Rate at the first alignment epoch, annealed by a cosine per epoch.
-        alignment_momentum: Momentum of alignment's SGD.
-        alignment_weight_decay: Weight decay of alignment's SGD.
         covariance: "full" (as published) or "diagonal" for each class, or one "shared" by the classes of a task.
         mean_decay: Oldest means are scaled down by at most this much, the newest not at all.
         logit_normalization_temperature: Temperature of the logit normalisation; None for plain cross-entropy.
@@ -61,12 +60,7 @@ class SLCAConfig(LearnerConfig):
     name: str = "slca"
     backbone_learning_rate_scale: float = Field(default=0.01, gt=0)
     reinitialize_final_norm: bool = False
-    alignment_epochs: int = Field(default=5, ge=0)
-    alignment_samples_per_class: int = Field(default=256, ge=1)
-    alignment_learning_rate: float = Field(default=0.01, gt=0)
-    alignment_momentum: float = Field(default=0.9, ge=0, lt=1)
-    alignment_weight_decay: float = Field(default=5e-4, ge=0)
-    covariance: Literal["full", "diagonal", "shared"] = "full"
+    covariance: Covariance = "full"
     mean_decay: float = Field(default=0.1, ge=0, le=1)
     logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
 
@@ -114,18 +108,7 @@ class SLCA(Learner):
     def end_task(self, task: Task, features: Features) -> None:
         """Model the task's classes as Gaussians and align a copy of all heads."""
         values, labels, _ = features()
-        tensors, covariance = {}, self.config.covariance
-        gaussian = diagonal_factor if covariance == "diagonal" else gaussian_factor
-        for class_index in task.classes:
-            own = values[labels == class_index].double()
-            if covariance == "shared":
-                tensors[f"mean_{class_index}"] = own.mean(dim=0).to(values.dtype)
-            else:
-                mean, factor = gaussian(own)
-                tensors[f"mean_{class_index}"] = mean.to(values.dtype)
-                tensors[f"factor_{class_index}"] = factor.to(values.dtype)
-        if covariance == "shared":
-            tensors["factor"] = pooled_factor(values, labels).to(values.dtype)
+        tensors = class_gaussians(values, labels, task.classes, covariance=self.config.covariance)
         self.statistics[str(task.index)] = TaskStatistics(tensors).to(next(self.heads.parameters()).device)
         self._copy_heads()
         if task.index > 0:
@@ -138,12 +121,7 @@ class SLCA(Learner):
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers in a mean per class and in the factors."""
-        width = self.backbone.width
-        if self.config.covariance == "diagonal":
-            return 2 * width * len(class_sizes)
-        if self.config.covariance == "shared":
-            return width * (len(class_sizes) + min(sum(class_sizes) - len(class_sizes), width))
-        return sum(width * (1 + min(max(count - 1, 0), width)) for count in class_sizes)
+        return gaussians_size(class_sizes, self.backbone.width, covariance=self.config.covariance)
 
     def report(self, task: Task) -> dict[str, Any]:
         """Return the bytes that the Gaussians of the task take."""
@@ -155,50 +133,25 @@ class SLCA(Learner):
 
     def _align(self) -> None:
         """Train the aligned heads on draws from every class's Gaussian (the official stage 2)."""
-        config, heads = self.config, self.aligned_heads
+        config, heads, gaussians = self.config, self.aligned_heads, gaussians_of(self)
         assert heads is not None
-        sizes = [size for size in heads.sizes if size]
-        # Draws come from a generator of the heads' device, itself seeded by the caller's.
-        generator = torch.Generator(next(heads.parameters()).device).manual_seed(
-            int(torch.randint(2**62, ()))
+        joined = heads.joined()
+        align(
+            joined,
+            gaussians,
+            config,
+            loss=self._alignment_loss,
+            mean_scales=self._mean_scales(gaussians.ages),
         )
-        heads.requires_grad_(True)
-        optimizer = torch.optim.SGD(
-            heads.parameters(), momentum=config.alignment_momentum, weight_decay=config.alignment_weight_decay
-        )
-        for epoch in range(config.alignment_epochs):
-            annealing = (1 + math.cos(math.pi * epoch / config.alignment_epochs)) / 2
-            for group in optimizer.param_groups:
-                group["lr"] = config.alignment_learning_rate * annealing
-            features, labels = self._draw_features(generator)
-            batches = torch.randperm(len(labels), generator=generator, device=labels.device).split(
-                config.alignment_samples_per_class
-            )
-            for batch in batches:
-                logits, targets = heads(features[batch]), labels[batch]
-                if config.logit_normalization_temperature is None:
-                    loss = F.cross_entropy(logits, targets)
-                else:
-                    loss = logit_normalized_cross_entropy(
-                        logits, targets, sizes, config.logit_normalization_temperature
-                    )
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        heads.requires_grad_(False)
+        heads.load_joined(joined)
 
-    def _draw_features(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return draws (n, D) from all Gaussians and their class indices (n,)."""
-        count, newest = self.config.alignment_samples_per_class, len(self.tasks)
-        draws, labels = [], []
-        for task in self.tasks:
-            statistics = self.statistics_of(task)
-            scale = 1 - self.config.mean_decay * (1 - (task.index + 1) / newest)
-            for class_index in task.classes:
-                mean = statistics[f"mean_{class_index}"]
-                factor = statistics[
-                    "factor" if self.config.covariance == "shared" else f"factor_{class_index}"
-                ]
-                draws.append(draw(mean, factor, count, mean_scale=scale, generator=generator))
-                labels.append(torch.full((count,), class_index, device=mean.device))
-        return torch.cat(draws), torch.cat(labels)
+    def _mean_scales(self, ages: Tensor) -> Tensor:
+        """Return the factors on means by age: 1 for the newest task's, falling by equal parts of the decay."""
+        return 1 - self.config.mean_decay * ages / len(self.tasks)
+
+    def _alignment_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        temperature = self.config.logit_normalization_temperature
+        if temperature is None:
+            return F.cross_entropy(logits, labels)
+        sizes = [size for size in self.heads.sizes if size]
+        return logit_normalized_cross_entropy(logits, labels, sizes, temperature)
