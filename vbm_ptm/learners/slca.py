@@ -147,7 +147,8 @@ class SLCA(Learner):
 
     def _mean_scales(self, ages: Tensor) -> Tensor:
         """Return the factors on means by age: 1 for the newest task's, falling by equal parts of the decay."""
-        return 1 - self.config.mean_decay * ages / len(self.tasks)
+        decay: float = self.config.mean_decay
+        return 1 - decay * ages / len(self.tasks)
 
     def _alignment_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         temperature = self.config.logit_normalization_temperature
