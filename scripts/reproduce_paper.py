@@ -286,7 +286,9 @@ class Kit:
         from vbm_ptm.storage.durable_files import write_json
         from vbm_ptm.study import finished_runs
 
-        results = {planned.output: result for planned, result in finished_runs(i.planned for i in listed)}
+        results = {
+            planned.output: result.to_json() for planned, result in finished_runs(i.planned for i in listed)
+        }
         runs = [
             TableRun(
                 row=item.row,

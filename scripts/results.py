@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.study import headline
-from vbm_ptm.study import seconds as study_seconds
+from vbm_ptm.storage.run_result import RunResult
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "runs"
@@ -43,7 +42,7 @@ def keep(study: Path, *, data: str | None) -> int:
         if result["status"] != "finished":
             continue
         run = f"{study.name}/{file.parent.relative_to(study).as_posix()}"
-        seconds[run] = round(study_seconds(result), 1)
+        seconds[run] = round(RunResult.model_validate(result).task_seconds, 1)
         del result["timings"]
         kept = KEPT / run / "result.json"
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +99,12 @@ def page_with_tables(page: str) -> str:
         return f"<!-- {found[1]} -->\n\n{tables(found[1])}\n\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", renew, page, flags=re.DOTALL)
+
+
+def headline(result: Result, *, top: int = 1) -> dict[str, Any]:
+    """Return the numbers over all seen classes of a result, top-1 or top-5."""
+    numbers: dict[str, Any] = result["metrics"]["class_incremental"][f"top{top}"]
+    return numbers
 
 
 def _spread(values: Sequence[float | None]) -> str:

@@ -24,6 +24,7 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.record import DataRecord
 from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.data.view_batch import ViewBatchConfig
@@ -127,7 +128,10 @@ def new_benchmark(transforms: ViewTransforms) -> Callable[..., Benchmark]:
             domains=splits["train"].domains,
         )
         datasets = ImageDatasets(
-            train=splits["train"], test=splits["test"], class_names=class_names, split_sha256="", record={}
+            **splits,
+            class_names=class_names,
+            split_sha256="",
+            record=DataRecord.model_construct(held_out=None),
         )
         return Benchmark(datasets, built, transforms)
 

@@ -38,8 +38,8 @@ def test_cifar100_miniature__has_all_fine_classes(cifar100_arguments: list[str])
 def test_imagenet_r_miniature__has_all_classes_of_uneven_size(imagenet_r_arguments: list[str]) -> None:
     found = load(imagenet_r_arguments)
     assert len(found.class_names) == 200
-    assert found.record["train"]["min_images_per_class"] == 1
-    assert found.record["train"]["max_images_per_class"] > 3
+    assert found.record.train.min_images_per_class == 1
+    assert found.record.train.max_images_per_class > 3
     assert modes(found) == {"RGB", "L", "CMYK"}
 
 
@@ -50,7 +50,7 @@ def test_domainnet_miniature__has_lists_whose_numbers_order_the_classes(
     assert found.class_names == tuple(miniatures.domainnet_classes())
     assert found.class_names != tuple(sorted(found.class_names))
     assert "train" in found.class_names
-    assert tuple(found.record["train"]["images_per_domain"]) == miniatures.DOMAINS
-    assert len(set(found.record["train"]["images_per_domain"].values())) > 1
-    assert [each["split"] for each in found.record["lists"]] == ["train"] * 6 + ["test"] * 6
-    assert found.record["ignored_files"]["count"] == 0
+    assert tuple(found.record.train.images_per_domain) == miniatures.DOMAINS
+    assert len(set(found.record.train.images_per_domain.values())) > 1
+    assert [each.split for each in found.record.lists] == ["train"] * 6 + ["test"] * 6
+    assert found.record.ignored_files.count == 0

@@ -54,9 +54,8 @@ def test_keep__leaves_out_timings_and_unfinished_runs(
         monkeypatch.setattr(results, name, tmp_path / "docs" / target)
     (tmp_path / "docs").mkdir()
     whole = json.loads(KEPT[0].read_text())
-    whole["timings"] = {
-        "tasks": [{"training_seconds": 2.0, "evaluation_seconds": 0.5}, {"end_task_seconds": 1.0}]
-    }
+    task = {"training_seconds": 1.0, "end_task_seconds": 0.5, "evaluation_seconds": 0.25}
+    whole["timings"] = {"total_seconds": 9.0, "tasks": [task, task]}
     whole["config"]["dataset"]["path"] = "/somewhere/pictures"
     for name, status in (("slca-V1", "finished"), ("slca-V4", "finished"), ("l2p", "interrupted")):
         folder = tmp_path / "digits" / name / "seed_1"

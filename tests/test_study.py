@@ -22,6 +22,8 @@ from vbm_ptm.config.run_config import compose
 from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.storage.run_result import RunResult, Timings
+from vbm_ptm.storage.task_record import TaskTimings
 from vbm_ptm.study import (
     PlannedRun,
     StudyConfig,
@@ -288,7 +290,7 @@ def test_shard__begins_with_the_dearest_run() -> None:
     assert [[planned.label for planned in part] for part in parts] == [["c"], ["a", "b"]]
 
 
-def outcome(average: float, last: float, forgetting: float | None, *, num_steps: int = 5) -> Tree:
+def outcome(average: float, last: float, forgetting: float | None, *, num_steps: int = 5) -> RunResult:
     """What ``collect`` reads of a result."""
     numbers = {
         "average_incremental_accuracy": average,
@@ -298,14 +300,13 @@ def outcome(average: float, last: float, forgetting: float | None, *, num_steps:
         "forgetting": forgetting,
     }
     five_best = {"average_incremental_accuracy": average + 20, "last_accuracy": last + 20}
-    return {
-        "metrics": {"class_incremental": {"top1": numbers, "top5": five_best}},
-        "timings": {
-            "tasks": [{"training_seconds": 1.0, "end_task_seconds": 0.25, "evaluation_seconds": 0.75}]
-        },
-        "num_images": 100,
-        "num_steps": num_steps,
-    }
+    seconds = TaskTimings(training_seconds=1.0, end_task_seconds=0.25, evaluation_seconds=0.75)
+    return RunResult.model_construct(
+        metrics={"class_incremental": {"top1": numbers, "top5": five_best}},
+        timings=Timings(total_seconds=9.0, tasks=(seconds,)),
+        num_images=100,
+        num_steps=num_steps,
+    )
 
 
 def planned_run(label: str, *overrides: str) -> PlannedRun:

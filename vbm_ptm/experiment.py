@@ -36,6 +36,7 @@ from vbm_ptm.runs.result import run_result
 from vbm_ptm.runs.resuming import earlier_state, is_damaged, newest_checkpoint, restore_checked
 from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.storage.durable_files import write_json
+from vbm_ptm.storage.run_result import Status
 from vbm_ptm.storage.save_schedule import SaveSchedule
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ def run(
     skip_damaged: bool = False,
     stop_after_task: int | None = None,
 ) -> dict[str, Any]:
-    """Train and evaluate a learner; return what ``result.json`` holds.
+    """Train and evaluate a learner; return what ``result.json`` holds, as JSON values.
+
+    ``vbm_ptm.storage.run_result.RunResult.model_validate`` gives the same with attributes.
 
     Args:
         config: A configuration, or its tree (``compose`` fills in what the data set's and learner's files say).
@@ -67,9 +70,9 @@ def run(
     directory = RunDirectory(Path(output))
     directory.check(config, resume=resume)
     finished = directory.result()
-    if finished and finished["status"] == "finished" and not (skip_damaged and is_damaged(directory)):
+    if finished and finished.is_finished and not (skip_damaged and is_damaged(directory)):
         logger.info("%s is finished: nothing is read or trained", directory.path)
-        return finished
+        return finished.to_json()
     accelerator = build_accelerator(
         device=config.device,
         mixed_precision=config.trainer.mixed_precision,
@@ -177,7 +180,7 @@ def _train(
             num_views,
         )
     start_trackers(accelerator, dict(leaves(tree)))
-    status = "failed"
+    status: Status = "failed"
     try:
         with stop.listening():
             trainer.fit()
@@ -191,8 +194,8 @@ def _train(
         finish_trackers(accelerator)
         result = run_result(setup, trainer, status=status, seconds=time.monotonic() - started)
         if is_main:
-            write_json(directory.path / "result.json", result)
-    return result
+            write_json(directory.path / "result.json", result.to_json())
+    return result.to_json()
 
 
 def _check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,6 +30,7 @@ from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.resuming import is_damaged
 from vbm_ptm.settings import Settings
 from vbm_ptm.storage.durable_files import write_json
+from vbm_ptm.storage.run_result import RunResult
 
 logger = logging.getLogger(__name__)
 
@@ -341,13 +342,13 @@ def _said_once(*names: str) -> Iterator[None]:
             each.removeFilter(is_new)
 
 
-def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, dict[str, Any]]]:
+def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, RunResult]]:
     """Return the runs of a study that are finished, with what their ``result.json`` holds.
 
     Raises:
         UsageError: Some directories hold runs of other configurations.
     """
-    finished: list[tuple[PlannedRun, dict[str, Any]]] = []
+    finished: list[tuple[PlannedRun, RunResult]] = []
     problems: list[str] = []
     for planned in runs:
         try:
@@ -363,7 +364,7 @@ def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, dict[str
     return finished
 
 
-def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> list[str]:
+def _other_content(finished: Iterable[tuple[PlannedRun, RunResult]]) -> list[str]:
     """Return a problem for each run whose images or weights, looked for in another place now, are others there."""
     sha256_of = cache(file_sha256)
 
@@ -374,7 +375,7 @@ def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> 
 
     problems = []
     for planned, result in finished:
-        stored, config = result["config"], planned.config
+        stored, config = result.config, planned.config
         path, checkpoint = config.dataset.path, config.backbone.checkpoint
         made_of: list[tuple[Path | str, str, str, Callable[[], str]]] = []
         if (path and str(path)) != stored["dataset"]["path"]:
@@ -383,7 +384,7 @@ def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> 
                 (
                     path or config.dataset.name,
                     "the images or their split",
-                    result["split_sha256"],
+                    result.split_sha256,
                     partial(split_at, spec),
                 )
             )
@@ -394,7 +395,7 @@ def _other_content(finished: Iterable[tuple[PlannedRun, Mapping[str, Any]]]) -> 
                 config.backbone.name,
             )
         elif checkpoint is not None and str(checkpoint) != stored["backbone"]["checkpoint"]:
-            recorded = result["weights"]["sha256"]
+            recorded = result.weights.sha256 if result.weights else ""
             made_of.append((checkpoint, "the weights", recorded, partial(sha256_of, checkpoint)))
         for place, what, recorded, hash_of in made_of:
             try:
@@ -418,7 +419,7 @@ def collect_finished(runs: Sequence[PlannedRun]) -> dict[str, Any]:
     return collected | {"missing": [planned.record() for planned in runs if planned.output not in there]}
 
 
-def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def collect(runs: Iterable[PlannedRun], results: Iterable[RunResult]) -> dict[str, Any]:
     """Return a row per label (mean and standard deviation over seeds) and the paired effect of the view batch.
 
     A pair is two runs that differ in nothing but the view batch, one of them with a single view.
@@ -442,7 +443,7 @@ def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) ->
                     for name in TOP5
                 },
                 "seconds": mean_and_deviation([seconds(result) for _, result in members]),
-                "num_images": mean_and_deviation([result["num_images"] for _, result in members]),
+                "num_images": mean_and_deviation([result.num_images for _, result in members]),
                 "seeds": [planned.seeds for planned, _ in members],
                 "directories": [str(planned.output) for planned, _ in members],
             }
@@ -450,18 +451,18 @@ def collect(runs: Iterable[PlannedRun], results: Iterable[Mapping[str, Any]]) ->
     return {"rows": rows, "view_batch_effects": _paired_effects(finished)}
 
 
-def headline(result: Mapping[str, Any], *, top: int = 1) -> dict[str, Any]:
+def headline(result: RunResult, *, top: int = 1) -> dict[str, Any]:
     """Return the numbers over all seen classes of a result, top-1 or top-5."""
-    numbers: dict[str, Any] = result["metrics"]["class_incremental"][f"top{top}"]
+    numbers: dict[str, Any] = result.metrics["class_incremental"][f"top{top}"]
     return numbers
 
 
-def seconds(result: Mapping[str, Any]) -> float:
+def seconds(result: RunResult) -> float:
     """Return the time that the tasks of a run took, over all its sittings."""
-    return float(sum(sum(task.values()) for task in result["timings"]["tasks"]))
+    return result.task_seconds
 
 
-def _paired_effects(finished: Sequence[tuple[PlannedRun, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _paired_effects(finished: Sequence[tuple[PlannedRun, RunResult]]) -> list[dict[str, Any]]:
     def family(planned: PlannedRun) -> str:
         # With a single view the objective's settings have no effect.
         return json.dumps(planned.config.model_dump(mode="json", exclude={"view_batch", "objective"}))
@@ -472,7 +473,7 @@ def _paired_effects(finished: Sequence[tuple[PlannedRun, Mapping[str, Any]]]) ->
     pairs: dict[str, list[dict[str, float]]] = {}
     for planned, result in finished:
         baseline = baselines.get(family(planned))
-        if planned.config.view_batch.num_views > 1 and baseline and result["num_steps"]:
+        if planned.config.view_batch.num_views > 1 and baseline and result.num_steps:
             with_views, without = headline(result), headline(baseline)
             known = [name for name in METRICS if None not in (with_views[name], without[name])]
             pairs.setdefault(planned.label, []).append(

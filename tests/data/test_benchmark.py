@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
+from vbm_ptm.data.record import DataRecord
 from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
 
@@ -29,7 +30,7 @@ def split_of(name: Any, labels: list[int], domains: list[str] | None = None) -> 
 def benchmark_of(train: ImageSplit, test: ImageSplit, **scenario: Any) -> Benchmark:
     class_names = ("ant", "bee", "cat", "dog")
     return Benchmark(
-        ImageDatasets(train=train, test=test, class_names=class_names, split_sha256="", record={}),
+        ImageDatasets(train, test, class_names, split_sha256="", record=DataRecord.model_construct()),
         build_scenario(
             ScenarioConfig(**scenario), class_names=class_names, labels=train.labels, domains=train.domains
         ),

@@ -146,8 +146,12 @@ def test_check__refuses_a_place_without_permission(
 
 def test_result__is_read_or_told_to_be_damaged(written: RunDirectory) -> None:
     file = written.path / "result.json"
-    file.write_text(json.dumps({"status": "finished", "class_names": ["café"]}, ensure_ascii=False))
-    assert written.result() == {"status": "finished", "class_names": ["café"]}
+    values = json.loads((Path(__file__).parents[1] / "storage" / "result.json").read_text())
+    values["class_names"][0] = "café"
+    file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    result = written.result()
+    assert result is not None
+    assert (result.status, result.class_names[0]) == ("finished", "café")
     file.write_text('{"status": ')
     with pytest.raises(UsageError, match=r"result\.json is damaged"):
         written.result()

@@ -17,6 +17,7 @@ from vbm_ptm.config.tree import leaves
 from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.reading.integrity import shared_images
+from vbm_ptm.data.record import SplitRecord
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.engine.workload import training_workload
@@ -125,12 +126,11 @@ def _load_weights(config: RunConfig) -> None:
 
 def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> None:
     record, train, test = datasets.record, datasets.train, datasets.test
-    found.data = dict(record)
-    found.warnings += record["warnings"]
-    expected = record["expected"] or {}
-    if expected.get("problem"):
-        (found.warnings if expected["has_own_split"] else found.faults).append(
-            f"data set '{spec.name}': {expected['problem']}"
+    expected = record.expected
+    found.warnings += record.warnings
+    if expected and expected.problem:
+        (found.warnings if expected.has_own_split else found.faults).append(
+            f"data set '{spec.name}': {expected.problem}"
         )
     shared = [
         (train.source_name(one), test.source_name(other))
@@ -140,20 +140,18 @@ def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> N
         pairs = some_names((f"{other} = {one}" for one, other in shared), limit=5)
         found.warnings.append(f"{len(shared)} test images are also training images, byte for byte: {pairs}")
         logger.warning("%s: %s", spec.name, found.warnings[-1])
-    found.data["shared_images"] = [list(pair) for pair in shared]
+    found.data = record.to_json() | {"shared_images": [list(pair) for pair in shared]}
+    variant = expected and (expected.variant or f"unknown, most like {expected.nearest}")
+    splits = {"training": record.train, "test": record.test}
     found.facts |= {
         "data set": spec.name,
-        **(
-            {"variant": expected["variant"] or f"unknown, most like {expected['nearest']}"}
-            if expected
-            else {}
-        ),
+        **({"variant": variant} if variant else {}),
         "training images": len(train),
         "test images": len(test),
-        "held out": record["held_out"] or "nothing",
-        **{f"{what} images per class": _spread(record[split]) for what, split in _SPLITS.items()},
-        **{f"{what} images per domain": _listed(record[split]) for what, split in _SPLITS.items()},
-        "images verified": record["verified"],
+        "held out": record.held_out or "nothing",
+        **{f"{what} images per class": _spread(split) for what, split in splits.items()},
+        **{f"{what} images per domain": _listed(split) for what, split in splits.items()},
+        "images verified": record.verified,
         "test images that are training images": len(shared),
         "split SHA-256": datasets.split_sha256,
     }
@@ -161,15 +159,12 @@ def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> N
         del found.facts[key]
 
 
-_SPLITS = {"training": "train", "test": "test"}
+def _spread(split: SplitRecord) -> str:
+    return f"{split.min_images_per_class} to {split.max_images_per_class}"
 
 
-def _spread(record: dict[str, Any]) -> str:
-    return f"{record['min_images_per_class']} to {record['max_images_per_class']}"
-
-
-def _listed(record: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in record["images_per_domain"].items())
+def _listed(split: SplitRecord) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in split.images_per_domain.items())
 
 
 def _survey_tasks(found: Survey, setup: Setup) -> None:

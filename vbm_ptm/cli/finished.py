@@ -170,6 +170,7 @@ def extend(
     from vbm_ptm.experiment import run as train
     from vbm_ptm.report.tables import percent
     from vbm_ptm.runs.extension import default_output, extension_config
+    from vbm_ptm.storage.run_result import RunResult
 
     config = extension_config(
         run,
@@ -179,13 +180,13 @@ def extend(
     )
     folder = output or default_output(run, config)
     with how_to_go_on("Go on with the same command and --resume."):
-        result = train(config, output=folder, resume=resume)
+        result = RunResult.model_validate(train(config, output=folder, resume=resume))
     if is_main_process():
-        own = result["metrics"]["class_incremental"]["top1"]["matrix"][-1][-1]
-        new = ", ".join(result["tasks"][-1]) or "no new class"
-        typer.echo(f"task {len(result['tasks'])}: {new}")
+        own = percent(result.matrix.accuracy(-1, -1))
+        new = ", ".join(result.tasks[-1]) or "no new class"
+        typer.echo(f"task {len(result.tasks)}: {new}")
         typer.echo(
-            f"accuracy on its test images, over all {len(result['class_names'])} classes, in percent: {percent(own)}"
+            f"accuracy on its test images, over all {len(result.class_names)} classes, in percent: {own}"
         )
         typer.echo(
             "earlier tasks: not measured; 'vbm-ptm evaluate RUN --dataset FOLDER' measures their images"

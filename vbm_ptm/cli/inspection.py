@@ -99,7 +99,7 @@ def split(
     ]
     spec = compose(dataset=dataset, config_file=config, overrides=given).validate_dataset()
     found = load_image_dataset(spec)
-    if test_fraction is not None and found.record["held_out"] is None:
+    if test_fraction is not None and found.record.held_out is None:
         raise UsageError(
             "--test-fraction holds images out, but this data set has a test split: leave the option out."
         )

@@ -78,6 +78,7 @@ def train(
         return
 
     from vbm_ptm.experiment import run
+    from vbm_ptm.storage.run_result import RunResult
     from vbm_ptm.study import collect
 
     (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
@@ -92,7 +93,7 @@ def train(
             stop_after_task=stop_after_task,
         )
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
-    _show_study(collect([replace(planned, label=label, output=folder)], [result]))
+    _show_study(collect([replace(planned, label=label, output=folder)], [RunResult.model_validate(result)]))
 
 
 def study(

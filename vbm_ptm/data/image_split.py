@@ -6,7 +6,7 @@ Shapes: N images of a split.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.record import DataRecord
 
 
 @dataclass(frozen=True)
@@ -63,4 +64,4 @@ class ImageDatasets:
     test: ImageSplit
     class_names: tuple[str, ...]
     split_sha256: str
-    record: dict[str, Any]
+    record: DataRecord

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.settings import Settings
 from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.storage.save_schedule import SaveSchedule
+from vbm_ptm.storage.task_record import TaskRecord
 
 logger = logging.getLogger(__name__)
 
@@ -64,35 +65,6 @@ class TrainerConfig(Settings):
     @classmethod
     def _take_one_name(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
-
-
-@dataclass(frozen=True)
-class TaskRecord:
-    """What one task took; the result keeps one per task.
-
-    Attributes:
-        num_skipped_steps: Steps that the fp16 scaler has not taken.
-        num_test_images: Images that accuracy was measured on, over all ranks.
-        frozen_sha256: All parameters that the task did not train; training has left them as they were.
-        trained_sha256: What the task has trained and its end has made; the same on all ranks.
-    """
-
-    task_index: int
-    num_samples: int
-    num_views: int
-    num_steps: int
-    num_images: int
-    num_skipped_steps: int
-    num_test_images: int
-    min_visits: int
-    max_visits: int
-    learner_report: dict[str, Any]
-    parameters: dict[str, int]
-    frozen_sha256: str
-    trained_sha256: str
-    training_seconds: float
-    end_task_seconds: float
-    evaluation_seconds: float
 
 
 class Trainer:
@@ -369,7 +341,7 @@ class Trainer:
         return {
             "class_names": list(self.benchmark.scenario.class_names),
             "split_sha256": self.benchmark.datasets.split_sha256,
-            "held_out": self.benchmark.datasets.record.get("held_out"),
+            "held_out": self.benchmark.datasets.record.held_out,
             "num_planned_tasks": self.learner.num_tasks,
             "tasks": [asdict(task) for task in self.benchmark.scenario.tasks],
             "evaluation_tasks": [asdict(task) for task in self.benchmark.scenario.evaluation_tasks],
@@ -412,7 +384,6 @@ class Trainer:
         shown = "n/a" if accuracy is None else f"{accuracy:.2f} %"
         if self.benchmark.first_task and own is not None:
             shown += f", on its own test images {own:.2f} %"
-        seconds = record.training_seconds + record.end_task_seconds + record.evaluation_seconds
         visits = f"{record.min_visits}"
         if record.max_visits > record.min_visits:
             visits += f" to {record.max_visits}"
@@ -420,7 +391,7 @@ class Trainer:
         return (
             f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} done: {len(task.classes)} classes, "
             f"{record.num_samples} samples, {trained if record.num_steps else 'nothing to train'}; "
-            f"accuracy over all seen classes {shown}; {seconds:.1f} s"
+            f"accuracy over all seen classes {shown}; {record.seconds:.1f} s"
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vbm_ptm.config.tree import changes
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.storage.run_result import RunResult
 
 Section = dict[str, tuple[Any, Any]]
 
@@ -34,18 +34,18 @@ def compare_runs(one: Path, two: Path) -> dict[str, Section]:
     return compared
 
 
-def _facts(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    weights = result["weights"] or {}
+def _facts(result: RunResult) -> dict[str, dict[str, Any]]:
+    weights = result.weights
     return {
-        "versions": result["versions"],
+        "versions": result.versions,
         "images and weights": {
-            "split SHA-256": result["split_sha256"],
-            "images held out": result["data"]["held_out"],
-            "images left out": result["data"]["skipped_images"],
-            "weights": weights.get("name"),
-            "weights SHA-256": weights.get("sha256"),
-            "extends": result.get("extends"),
+            "split SHA-256": result.split_sha256,
+            "images held out": result.data.held_out,
+            "images left out": list(result.data.skipped_images),
+            "weights": weights and weights.name,
+            "weights SHA-256": weights and weights.sha256,
+            "extends": result.extends and result.extends.to_json(),
         },
-        "machine": {name: result[name] for name in ("num_ranks", "device", "num_threads")},
-        "state": {"status": result["status"], "finished tasks": len(result["task_records"])},
+        "machine": {name: getattr(result, name) for name in ("num_ranks", "device", "num_threads")},
+        "state": {"status": result.status, "finished tasks": len(result.task_records)},
     }

@@ -9,7 +9,6 @@ checkpoints/   see vbm_ptm.storage.checkpoint
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -26,6 +25,7 @@ from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.storage.durable_files import remove_partials, write_file
+from vbm_ptm.storage.run_result import RunResult, read_result
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = (
@@ -74,24 +74,16 @@ class RunDirectory:
             composed.merge(parse_override(item), f"--set {item}")
         return composed.validate()
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> RunResult | None:
         """Read ``result.json`` if there is one.
 
         Raises:
-            UsageError: It is no JSON.
+            UsageError: It is damaged, or of a version that is not known here.
         """
         file = self.path / "result.json"
-        if not file.is_file():
-            return None
-        try:
-            result: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"{file} is damaged ({error}); remove it, and --resume writes it anew."
-            ) from error
-        return result
+        return read_result(file) if file.is_file() else None
 
-    def finished_result(self, config: RunConfig) -> dict[str, Any] | None:
+    def finished_result(self, config: RunConfig) -> RunResult | None:
         """Read the result of a run with this configuration if it is there and finished.
 
         Where images and weights lie may differ, and where lists of the same content do: the result holds their hashes.
@@ -100,7 +92,7 @@ class RunDirectory:
             UsageError: The directory belongs to another configuration.
         """
         result = self.result()
-        if result is None or result["status"] != "finished":
+        if result is None or not result.is_finished:
             return None
         lines = self._differences(config, free=(*FREE_ON_RESUME, *PLACES))
         if any(line.startswith(LISTS) for line in lines) and _has_lists_of(config, result):
@@ -248,15 +240,14 @@ class RunDirectory:
             )
 
 
-def _has_lists_of(config: RunConfig, result: Mapping[str, Any]) -> bool:
+def _has_lists_of(config: RunConfig, result: RunResult) -> bool:
     """Return whether the lists of a configuration are here and, byte for byte, those that made a result."""
     try:
         lists = split_lists_of(config.dataset).record
     except UsageError:
         return False
-    recorded = result["data"].get("lists", [])
-    return [(each["split"], each["sha256"]) for each in lists] == [
-        (each["split"], each["sha256"]) for each in recorded
+    return [(each.split, each.sha256) for each in lists] == [
+        (each.split, each.sha256) for each in result.data.lists
     ]
 
 

@@ -24,6 +24,7 @@ from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import restore_run
 from vbm_ptm.storage.checkpoint import Checkpoint
 from vbm_ptm.storage.portable import is_portable, write_portable
+from vbm_ptm.storage.run_result import RunResult
 from vbm_ptm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def export(
     composed = ComposedConfig()
     composed.merge(checkpoint.state["config"], str(checkpoint.path))
     made_with = composed.validate()  # of the run that was extended, if the task is one of that run's
-    facts = _facts(made_with, learner, checkpoint, directory.result() or {}, weights)
+    facts = _facts(made_with, learner, checkpoint, directory.result(), weights)
     dataset = made_with.dataset
     is_from_hub = dataset.path is None and not str(dataset.source).startswith("builtin:")
     base_model, base_license = hub_facts(weights.name)
@@ -134,7 +135,7 @@ def _facts(
     config: RunConfig,
     learner: Learner,
     checkpoint: Checkpoint,
-    result: dict[str, Any],
+    result: RunResult | None,
     weights: WeightsRecord,
 ) -> dict[str, Any]:
     """Return what a reader should know of the training, without paths of this machine."""
@@ -157,7 +158,7 @@ def _facts(
         "learner_settings": config.learner.model_dump(mode="json", exclude={"name"}),
         "objective": config.objective.model_dump(mode="json"),
         "optimization": config.optimization.model_dump(mode="json"),
-        "versions": result.get("versions", {"vbm_ptm": __version__}),
+        "versions": result.versions if result else {"vbm_ptm": __version__},
     }
 
 

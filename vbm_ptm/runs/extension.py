@@ -50,7 +50,7 @@ def extension_config(
     directory = RunDirectory(Path(run_directory))
     tree = directory.config().model_dump(mode="json")
     result = directory.result()
-    if result is None or result["status"] != "finished":
+    if result is None or not result.is_finished:
         raise UsageError(
             f"{directory.path} is not finished: go on with it first, by its own command and --resume."
         )
@@ -66,7 +66,7 @@ def extension_config(
         "kind": kind,
         "class_order": "natural",
         "extends": str(directory.path.absolute()),
-        "num_earlier_tasks": len(result["tasks"]),
+        "num_earlier_tasks": len(result.tasks),
         "allow_known_classes": is_more_data,
     }
     composed = ComposedConfig()

@@ -108,10 +108,10 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
         )
         if is_resumed:
             raise UsageError(f"{change}. Bring the same images back, or start anew with another --output.")
-        if datasets.record["held_out"] != state["held_out"]:
+        if datasets.record.held_out != state["held_out"]:
             # The learner may have been trained on what is held out now.
             raise UsageError(
-                f"{change}. Held out of the training images: {datasets.record['held_out'] or 'nothing'} now, "
+                f"{change}. Held out of the training images: {datasets.record.held_out or 'nothing'} now, "
                 f"{state['held_out'] or 'nothing'} then. Bring the same test images back."
             )
         logger.warning("%s", change)

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
+from vbm_ptm.data.record import DataRecord, SomeNames
 from vbm_ptm.errors import UsageError
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "datasets"
@@ -111,10 +112,11 @@ def test_load_image_dataset__reads_class_folders_by_name(tmp_path: Path) -> None
             source = split.source_name(index)
             assert source.split("/")[1] == found.class_names[split.labels[index]]
             assert np.array_equal(np.asarray(split.image(index)), np.asarray(Image.open(tmp_path / source)))
-    assert found.record["layout"] == "split"
-    assert found.record["train"]["images_per_class"] == dict.fromkeys(sorted(names), 6)
-    assert found.record["test"]["images_per_class"] == dict.fromkeys(sorted(names), 4)
-    json.dumps(found.record)
+    assert found.record.layout == "split"
+    assert found.record.train.images_per_class == dict.fromkeys(sorted(names), 6)
+    assert found.record.test.images_per_class == dict.fromkeys(sorted(names), 4)
+    stored = json.loads(json.dumps(found.record.to_json()))
+    assert DataRecord.model_validate(stored) == found.record
 
 
 def test_load_image_dataset__takes_class_names_as_written(tmp_path: Path) -> None:
@@ -375,8 +377,8 @@ def test_load_image_dataset__reports_empty_class_folders_and_other_files(
     (tmp_path / "train" / "a" / "notes.txt").touch()
     found = load(tmp_path)
     assert found.class_names == ("a", "b")
-    assert found.record["empty_class_folders"] == ["train/c"]
-    assert found.record["ignored_files"] == {"count": 1, "first": ["train/a/notes.txt"]}
+    assert found.record.empty_class_folders == ("train/c",)
+    assert found.record.ignored_files == SomeNames(count=1, first=("train/a/notes.txt",))
     assert "train/c" in caplog.text
     assert "notes.txt" in caplog.text
 
@@ -399,7 +401,7 @@ def test_load_image_dataset__a_missing_test_class_shifts_nothing(
     shutil.rmtree(tmp_path / "test" / "d")
     found = load(tmp_path)
     assert found.class_names == whole.class_names
-    assert found.record["test"]["classes_without_images"] == ["d"]
+    assert found.record.test.classes_without_images == ("d",)
     assert "1 classes without test images: 'd'" in caplog.text
     before = dict(zip(sources(whole.test), whole.test.labels.tolist(), strict=True))
     assert all(
@@ -421,7 +423,7 @@ def test_load_image_dataset__maps_test_labels_by_name(tmp_path: Path) -> None:
 
 def test_load_image_dataset__checks_the_number_of_classes(tmp_path: Path) -> None:
     toy(tmp_path, ["a", "b"])
-    assert load(tmp_path, num_classes=2).record["num_classes"] == 2
+    assert load(tmp_path, num_classes=2).record.num_classes == 2
     with pytest.raises(UsageError, match=r"num_classes=3, but 2 classes were found: 'a', 'b'"):
         load(tmp_path, num_classes=3)
 
@@ -432,10 +434,10 @@ def test_load_image_dataset__checks_the_number_of_classes(tmp_path: Path) -> Non
 @pytest.mark.parametrize("sizes", [{"one": 1, "two": 2, "three": 3, "fifty": 50}])
 def test_load_image_dataset__holds_out_per_class(sizes: dict[str, int], tmp_path: Path) -> None:
     found = load(write(tmp_path, *(f"{name}/{n}.png" for name, count in sizes.items() for n in range(count))))
-    assert found.record["train"]["images_per_class"] == {"fifty": 40, "one": 1, "three": 2, "two": 1}
-    assert found.record["test"]["images_per_class"] == {"fifty": 10, "one": 0, "three": 1, "two": 1}
-    assert found.record["test"]["classes_without_images"] == ["one"]
-    assert "0.2 of every class" in found.record["held_out"]
+    assert found.record.train.images_per_class == {"fifty": 40, "one": 1, "three": 2, "two": 1}
+    assert found.record.test.images_per_class == {"fifty": 10, "one": 0, "three": 1, "two": 1}
+    assert found.record.test.classes_without_images == ("one",)
+    assert "0.2 of every class" in found.record.held_out
     assert not set(sources(found.train)) & set(sources(found.test))
     assert len(found.train) + len(found.test) == 56
 
@@ -470,7 +472,7 @@ def test_load_image_dataset__validation_leaves_the_test_split_alone(tmp_path: Pa
     assert (len(tuning.train), len(tuning.test)) == (14, 6)
     assert sorted(sources(tuning.train) + sources(tuning.test)) == sorted(sources(whole.train))
     assert tuning.test.name == "test"
-    assert "test split is not touched" in tuning.record["held_out"]
+    assert "test split is not touched" in tuning.record.held_out
     assert tuning.split_sha256 != whole.split_sha256
 
 
@@ -483,7 +485,7 @@ def test_load_image_dataset__validation_of_a_flat_folder_never_sees_a_test_image
     tuning = load(tmp_path, on_bad_image="skip", validation_fraction=0.25)
     assert sorted(sources(tuning.train) + sources(tuning.test)) == sorted(sources(whole.train))
     assert not set(sources(tuning.test)) & set(sources(whole.test))
-    assert "held out for testing are not touched" in tuning.record["held_out"]
+    assert "held out for testing are not touched" in tuning.record.held_out
 
 
 # Bad images
@@ -511,7 +513,7 @@ def test_load_image_dataset__skips_bad_images_and_lists_them(
 ) -> None:
     bad = spoil(toy(tmp_path, ["a", "b"]))
     found = load(tmp_path, on_bad_image="skip")
-    assert found.record["skipped_images"] == bad
+    assert found.record.skipped_images == tuple(bad)
     assert all(name in caplog.text for name in bad)
     assert len(found.train) == 9
     assert not set(bad) & set(sources(found.train))
@@ -540,7 +542,7 @@ def test_load_image_dataset__skips_bad_rows_of_a_table(tmp_path: Path) -> None:
     rows.to_parquet(tmp_path / "train.parquet")
     rows.select([0, 3]).to_parquet(tmp_path / "test.parquet")
     found = load(tmp_path, on_bad_image="skip")
-    assert found.record["skipped_images"] == ["train row 2", "train row 5"]
+    assert found.record.skipped_images == ("train row 2", "train row 5")
     assert found.train.labels.tolist() == [0, 0, 1, 0]
     assert sources(found.train) == [f"train row {n}" for n in (0, 1, 3, 4)]
     with pytest.raises(UsageError, match="2 of 8 images are bad"):
@@ -554,11 +556,11 @@ def test_load_image_dataset__large_sets_are_checked_for_empty_files_alone(
     monkeypatch.setattr("vbm_ptm.data.reading.integrity._MAX_IMAGES_FOR_FULL_CHECK", 10)
     toy(tmp_path, ["a", "b"])
     (tmp_path / "train/b/2.png").write_text("text")
-    assert load(tmp_path).record["verified"] == "no empty or missing files"
+    assert load(tmp_path).record.verified == "no empty or missing files"
     assert "dataset.verify=full decodes every image" in caplog.text
     with pytest.raises(UsageError, match=r"train/b/2\.png"):
         load(tmp_path, verify="full")
-    assert load(tmp_path, on_bad_image="skip").record["skipped_images"] == ["train/b/2.png"]
+    assert load(tmp_path, on_bad_image="skip").record.skipped_images == ("train/b/2.png",)
     (tmp_path / "train/a/1.png").write_bytes(b"")
     (tmp_path / "train/a/2.png").unlink()
     (tmp_path / "train/a/2.png").symlink_to(tmp_path / "nowhere.png")
@@ -575,7 +577,7 @@ def test_load_image_dataset__large_sets_are_checked_for_empty_files_alone(
 def test_load_image_dataset__verify_none_leaves_errors_to_the_row(tmp_path: Path) -> None:
     spoil(toy(tmp_path, ["a", "b"]))
     found = load(tmp_path, verify="none")
-    assert found.record["verified"] == "nothing"
+    assert found.record.verified == "nothing"
     assert found.train.image(2).size == (8, 8)
     with pytest.raises(UsageError, match=r"train/a/0\.png"):
         found.train.image(0)
@@ -697,7 +699,7 @@ def test_shipped_configs__cifar100_reads_fine_labels(tmp_path: Path) -> None:
     assert len(found.class_names) == 100
     assert found.train.labels.tolist() == [99, 0, 50, 99, 0, 50]
     assert found.class_names[99] == "fine 99"
-    assert len(found.record["train"]["classes_without_images"]) == 97
+    assert len(found.record.train.classes_without_images) == 97
     coarse = cifar100(tmp_path / "coarse", "img", "coarse_label")
     with pytest.raises(UsageError, match=r"no column 'fine_label'\. The columns are: img, coarse_label"):
         load_image_dataset(shipped_spec("cifar100", path=coarse))

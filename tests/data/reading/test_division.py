@@ -19,6 +19,7 @@ from PIL import Image
 
 from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset, write_split
+from vbm_ptm.data.record import SomeNames
 from vbm_ptm.errors import UsageError
 
 FILES = [f"{name}/{number}.png" for name in ("ant", "bee", "cow") for number in range(4)]
@@ -70,9 +71,9 @@ def test_load_image_dataset__puts_every_image_where_lists_say(tmp_path: Path) ->
             file = split.source_name(index)
             assert file.startswith(found.class_names[split.labels[index]])
             assert np.array_equal(np.asarray(split.image(index)), np.asarray(Image.open(tmp_path / file)))
-    assert found.record["held_out"] is None
-    assert [record["images"] for record in found.record["lists"]] == [9, 3]
-    assert found.record["ignored_files"]["count"] == 0  # lists beside the images are known
+    assert found.record.held_out is None
+    assert [each.images for each in found.record.lists] == [9, 3]
+    assert found.record.ignored_files.count == 0  # lists beside the images are known
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_load_image_dataset__skips_missing_files_on_demand(
     write_lists(write_images(tmp_path), [*TRAIN, "cow/8.png"], [*TEST, "cow/9.png"])
     (tmp_path / "bee/0.png").write_bytes(b"")
     found = load(tmp_path, on_bad_image="skip")
-    assert found.record["skipped_images"] == ["cow/8.png", "cow/9.png", "bee/0.png"]
+    assert found.record.skipped_images == ("cow/8.png", "cow/9.png", "bee/0.png")
     assert (len(found.train), len(found.test)) == (8, 3)
     assert "skipped: cannot read image 'cow/8.png': it is listed, but there is no such file." in caplog.text
 
@@ -189,11 +190,11 @@ def test_load_image_dataset__skips_missing_files_on_demand(
 def test_load_image_dataset__warns_of_images_in_no_list_and_of_repeated_ones(tmp_path: Path) -> None:
     write_lists(write_images(tmp_path), [*TRAIN[1:], TRAIN[1]], TEST)
     found = load(tmp_path)
-    assert found.record["unlisted_images"] == {"count": 1, "first": ["ant/0.png"]}
-    assert found.record["warnings"] == [
+    assert found.record.unlisted_images == SomeNames(count=1, first=("ant/0.png",))
+    assert found.record.warnings == (
         "1 images in no list, left out: 'ant/0.png'",
         "1 images listed more than once, used once: 'ant/1.png'",
-    ]
+    )
     assert (len(found.train), len(found.test)) == (8, 3)
 
 
@@ -217,9 +218,7 @@ def test_load_image_dataset__a_training_list_alone_is_divided(tmp_path: Path) ->
     found = load(tmp_path, test_list=None)
     assert (len(found.train), len(found.test)) == (6, 3)
     assert set(names(found.test)) < set(TRAIN)
-    assert "held out" in str(found.record["held_out"]) or found.record["held_out"].startswith(
-        "0.2 of every class"
-    )
+    assert "held out" in str(found.record.held_out) or found.record.held_out.startswith("0.2 of every class")
 
 
 def test_load_image_dataset__lists_win_over_the_folders_of_splits(tmp_path: Path) -> None:
@@ -251,7 +250,7 @@ def test_load_image_dataset__takes_classes_from_lists_alone(tmp_path: Path) -> N
     assert found.test.labels.tolist() == [1]
     assert found.train.domains is not None
     assert found.train.domains.tolist() == ["x", "y"]
-    assert found.record["unlisted_images"]["first"] == ["d.png"]
+    assert found.record.unlisted_images.first == ("d.png",)
 
 
 def test_load_image_dataset__wants_a_label_and_a_domain_for_all_or_none(tmp_path: Path) -> None:
@@ -285,8 +284,8 @@ def test_load_image_dataset__reads_folders_of_domains(tmp_path: Path) -> None:
         load_image_dataset(DatasetSpec(name="toy", path=tmp_path))
     found = load_image_dataset(DatasetSpec(name="toy", path=tmp_path, layout="domains"))
     assert found.class_names == ("ant", "bee", "cow")
-    assert found.record["train"]["images_per_domain"] == {"real": 9, "sketch": 9}
-    assert found.record["test"]["images_per_domain"] == {"real": 3, "sketch": 3}
+    assert found.record.train.images_per_domain == {"real": 9, "sketch": 9}
+    assert found.record.test.images_per_domain == {"real": 3, "sketch": 3}
     flat = load_image_dataset(DatasetSpec(name="toy", path=tmp_path, layout="flat"))
     assert flat.class_names == ("real", "sketch")
 
@@ -299,10 +298,10 @@ def test_load_image_dataset__leaves_other_domains_and_their_lists_out(tmp_path: 
     fields = {"layout": "domains", "train_list": "*_train.txt", "test_list": "*_test.txt"}
     assert "12 of 36 images are bad" in problems_of(tmp_path, **fields)[0]
     both = load(tmp_path, domains=["sketch", "real"], **fields)
-    assert both.record["test"]["images_per_domain"] == {"real": 3, "sketch": 3}
+    assert both.record.test.images_per_domain == {"real": 3, "sketch": 3}
     one = load(tmp_path, domains=["sketch"], **fields)
-    assert one.record["train"]["images_per_domain"] == {"sketch": 9}
-    assert one.record["warnings"] == []
+    assert one.record.train.images_per_domain == {"sketch": 9}
+    assert one.record.warnings == ()
     with pytest.raises(UsageError, match=r"dataset\.domains: unknown domain 'skech'\. Did you mean 'sketch'"):
         load(tmp_path, domains=["skech"], **fields)
 
@@ -356,7 +355,7 @@ def test_write_split__gives_the_same_split_again(kind: str, tmp_path: Path) -> N
     assert again.split_sha256 == found.split_sha256
     assert again.class_names == found.class_names
     assert (names(again.train), names(again.test)) == (names(found.train), names(found.test))
-    assert again.record["warnings"] == []
+    assert again.record.warnings == ()
     with (tmp_path / "split.csv").open() as file:
         assert ("domain" in next(csv.reader(file))) == (kind in ("domains", "parquet"))
 

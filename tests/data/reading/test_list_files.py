@@ -45,7 +45,7 @@ def test_read_lists__reads_text_yaml_and_csv(
     lists = read(tmp_path, test=name)
     assert lists.entries == [ListEntry(path, "test", label, None) for path, label in expected]
     (record,) = lists.record
-    assert (record["file"], record["split"], record["images"]) == (
+    assert (record.file, record.split, record.images) == (
         str(tmp_path / name),
         "test",
         len(expected),
@@ -56,7 +56,7 @@ def test_read_lists__a_split_file_names_split_label_and_domain(tmp_path: Path) -
     (tmp_path / "s.csv").write_text("label,path,split,domain\ncat,1.jpg,train,real\ndog,2.jpg,TEST,sketch\n")
     lists = read(tmp_path, split="s.csv")
     assert lists.entries == [("1.jpg", "train", "cat", "real"), ("2.jpg", "test", "dog", "sketch")]
-    assert lists.record[0]["split"] == "both"
+    assert lists.record[0].split == "both"
 
 
 def test_read_lists__takes_patterns_in_order_and_hashes_every_file(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_read_lists__takes_patterns_in_order_and_hashes_every_file(tmp_path: Pat
         (tmp_path / f"{domain}_train.txt").write_text(f"{domain}/x/1.jpg 0\n")
     lists = read(tmp_path, train="*_train.txt")
     assert [entry.path for entry in lists.entries] == ["clipart/x/1.jpg", "real/x/1.jpg"]
-    assert len({record["sha256"] for record in lists.record}) == 2
+    assert len({record.sha256 for record in lists.record}) == 2
 
 
 @pytest.mark.parametrize(

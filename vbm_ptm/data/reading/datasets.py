@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from vbm_ptm.data.reading.sources import (
     open_hub,
     open_path,
 )
+from vbm_ptm.data.record import DataRecord, ExpectedRecord, SomeNames, SplitRecord
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError, some_lines, some_names, unknown_name
 from vbm_ptm.settings import AbsolutePath, Settings
@@ -40,6 +41,9 @@ from vbm_ptm.settings import AbsolutePath, Settings
 __all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_image_dataset"]
 
 logger = logging.getLogger(__name__)
+
+# Of which a result keeps a few.
+_MANY_NAMES = ("ignored_files", "unlisted_images")
 
 
 class DatasetSpec(Settings):
@@ -151,27 +155,29 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
     class_names = train.label_names
     splits = (_image_split("train", train, class_names), _image_split("test", test, class_names))
-    record: dict[str, Any] = {
-        "name": spec.name,
-        **source.record,
-        "num_classes": len(class_names),
-        "held_out": held_out,
-        **checks,
-        **{split.name: _describe(split, class_names) for split in splits},
-    }
-    record["expected"], record["warnings"] = _compare(record, spec, listed)
-    for name in ("ignored_files", "unlisted_images"):
-        if name in record:  # a result keeps a few names only
-            record[name] = {"count": len(record[name]), "first": record[name][:100]}
-    for split in splits:
-        counts = record[split.name]
+    described = {str(split.name): _describe(split, class_names) for split in splits}
+    expected = _compare(spec, described, is_divided=bool(held_out or checks.skipped_images))
+    missing_domains = expected.missing_domains if expected and not spec.domains else ()
+    names = {name: getattr(source.record, name) for name in source.record.model_fields_set}
+    record = DataRecord(
+        name=spec.name,
+        **names | {name: SomeNames.of(names[name]) for name in _MANY_NAMES if name in names},
+        num_classes=len(class_names),
+        held_out=held_out,
+        **checks._asdict(),
+        train=described["train"],
+        test=described["test"],
+        expected=expected,
+        warnings=_warnings(source, described, listed, missing_domains),
+    )
+    for name, counts in described.items():
         logger.info(
             "%s (%s): %s split: %d images, %d classes, %d to %d images per class.",
-            *(spec.name, source.record.get("layout", source.record["kind"]), split.name, counts["images"]),
-            *(counts["classes"], counts["min_images_per_class"], counts["max_images_per_class"]),
+            *(spec.name, source.record.layout or source.record.kind, name, counts.images),
+            *(counts.classes, counts.min_images_per_class, counts.max_images_per_class),
         )
-    unexpected = record["expected"] and record["expected"]["problem"]
-    for warning in [*record["warnings"], *([unexpected] if unexpected else [])]:
+    unexpected = record.expected and record.expected.problem
+    for warning in [*record.warnings, *([unexpected] if unexpected else [])]:
         logger.warning("%s: %s", spec.name, warning)
     return ImageDatasets(
         train=splits[0],
@@ -221,50 +227,63 @@ def _read_splits(source: Source, spec: DatasetSpec) -> DividedSource:
     divided = divide(source, lists.entries, domains=spec.domains)
     if divided.problems and not len(divided.source.train.labels):
         raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in divided.problems))
-    ignored = [
-        file
-        for file in source.record.get("ignored_files", ())
-        if os.path.join(source.record["location"], file) not in {each["file"] for each in lists.record}
-    ]
-    record = {
-        **source.record,
-        **({"ignored_files": ignored} if "ignored_files" in source.record else {}),
-        "lists": lists.record,
-        "unlisted_images": list(divided.unlisted),
-    }
-    listed = replace(divided.source, record=record)
+    own = {each.file for each in lists.record}
+    added: dict[str, Any] = {"lists": tuple(lists.record), "unlisted_images": divided.unlisted}
+    if source.record.ignored_files:
+        added["ignored_files"] = tuple(
+            file
+            for file in source.record.ignored_files
+            if os.path.join(source.record.location, file) not in own
+        )
+    listed = replace(divided.source, record=source.record.model_copy(update=added))
     if spec.domains:
         listed = select_domains(listed, spec.domains)
     return replace(divided, source=listed)
 
 
-def _compare(
-    record: dict[str, Any], spec: DatasetSpec, listed: DividedSource | None
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return how the images differ from the published ones, and all that is worth a warning."""
+def _warnings(
+    source: Source,
+    splits: Mapping[str, SplitRecord],
+    listed: DividedSource | None,
+    missing_domains: Sequence[str],
+) -> tuple[str, ...]:
+    """Return all that is worth a warning."""
+    record, num_domains = source.record, len(splits["train"].images_per_domain)
     warnings = [
         f"{len(names)} {what}: {some_names(names)}"
         for what, names in (
-            ("class folders without images, which are no classes", record.get("empty_class_folders")),
-            ("files that are not images of a class, ignored", record.get("ignored_files")),
-            ("folders that belong to no split, ignored", record.get("unused_folders")),
-            ("images in no list, left out", record.get("unlisted_images")),
+            ("class folders without images, which are no classes", record.empty_class_folders),
+            ("files that are not images of a class, ignored", record.ignored_files),
+            ("folders that belong to no split, ignored", record.unused_folders),
+            ("images in no list, left out", record.unlisted_images),
             ("images listed more than once, used once", listed and listed.repeated),
-            ("classes without training images", record["train"]["classes_without_images"]),
-            ("classes without test images", record["test"]["classes_without_images"]),
+            ("classes without training images", splits["train"].classes_without_images),
+            ("classes without test images", splits["test"].classes_without_images),
         )
         if names
     ]
+    if missing_domains:
+        warnings.append(
+            f"{num_domains} of {num_domains + len(missing_domains)} domains are there; without: "
+            f"{some_names(missing_domains)}"
+        )
+    return tuple(warnings)
+
+
+def _compare(
+    spec: DatasetSpec, splits: Mapping[str, SplitRecord], *, is_divided: bool
+) -> ExpectedRecord | None:
+    """Return how the images differ from the published ones; None where no numbers were published."""
     if spec.expected is None or spec.validation_fraction > 0:
-        return None, warnings
-    has_own_split = bool(spec.split_file or record["held_out"] or record["skipped_images"])
+        return None
+    has_own_split = bool(spec.split_file) or is_divided
+    train, test = splits["train"], splits["test"]
     domains = {
-        name: (count, record["test"]["images_per_domain"].get(name, 0))
-        for name, count in record["train"]["images_per_domain"].items()
+        name: (count, test.images_per_domain.get(name, 0)) for name, count in train.images_per_domain.items()
     }
     compared = compare(
         spec.expected,
-        (record["train"]["images"], record["test"]["images"]),
+        (train.images, test.images),
         domains,
         has_own_split=has_own_split,
     )
@@ -274,19 +293,14 @@ def _compare(
             f"not the images of '{compared.variant}': {some_lines(compared.differences, limit=4)}. Look for what "
             "is missing, or set dataset.expected=null if these are the images you want"
         )
-    if compared.missing_domains and not spec.domains:
-        warnings.append(
-            f"{len(domains)} of {len(domains) + len(compared.missing_domains)} domains are there; without: "
-            f"{some_names(compared.missing_domains)}"
-        )
-    return {
-        "variant": None if compared.differences else compared.variant,
-        "nearest": compared.variant,
-        "differences": list(compared.differences),
-        "missing_domains": list(compared.missing_domains),
-        "has_own_split": has_own_split,
-        "problem": problem,
-    }, warnings
+    return ExpectedRecord(
+        variant=None if compared.differences else compared.variant,
+        nearest=compared.variant,
+        differences=compared.differences,
+        missing_domains=compared.missing_domains,
+        has_own_split=has_own_split,
+        problem=problem,
+    )
 
 
 def _open(spec: DatasetSpec) -> Source:
@@ -380,19 +394,19 @@ def _image_split(
     )
 
 
-def _describe(split: ImageSplit, class_names: tuple[str, ...]) -> dict[str, Any]:
+def _describe(split: ImageSplit, class_names: tuple[str, ...]) -> SplitRecord:
     """Count the images of a split by class."""
     counts = np.bincount(split.labels, minlength=len(class_names)).tolist()
     missing = [name for name, count in zip(class_names, counts, strict=True) if not count]
-    return {
-        "images": len(split),
-        "classes": len(class_names) - len(missing),
-        "min_images_per_class": min(counts),
-        "max_images_per_class": max(counts),
-        "images_per_class": dict(zip(class_names, counts, strict=True)),
-        "images_per_domain": {} if split.domains is None else _count_domains(split.domains),
-        "classes_without_images": missing,
-    }
+    return SplitRecord(
+        images=len(split),
+        classes=len(class_names) - len(missing),
+        min_images_per_class=min(counts),
+        max_images_per_class=max(counts),
+        images_per_class=dict(zip(class_names, counts, strict=True)),
+        images_per_domain={} if split.domains is None else _count_domains(split.domains),
+        classes_without_images=tuple(missing),
+    )
 
 
 def _count_domains(domains: NDArray[np.str_]) -> dict[str, int]:

@@ -57,7 +57,7 @@ def divide(
     """
     pool = _pool(source)
     names: list[str] = pool.source_names.to_pylist()
-    has_domain_folders = source.record.get("layout") == "domains"
+    has_domain_folders = source.record.layout == "domains"
     paths = _paths_below_root(entries, names)
     if domains is not None:
         folders = [path.partition("/")[0] if has_domain_folders else None for path in paths]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,21 @@ _FILES_PER_THREAD = 1000
 _END_BYTES = 2048
 
 
+class Checks(NamedTuple):
+    """How the images of a source were checked.
+
+    Attributes:
+        verified: In words.
+        skipped_images: Names of bad images that were left out.
+    """
+
+    verified: str
+    skipped_images: tuple[str, ...] = ()
+
+
 def check_source(
     source: Source, *, name: str, verify: Verification, skips: bool, missing: Sequence[str]
-) -> tuple[Source, dict[str, Any], list[str]]:
+) -> tuple[Source, Checks, list[str]]:
     """Look for bad images, listed ones that are missing among them; leave them out or say what they are.
 
     Args:
@@ -49,11 +61,11 @@ def check_source(
         missing: Listed files that are not there.
 
     Returns:
-        The source without its bad images, what a result should say, and what is wrong, a line for each image.
+        The source without its bad images, how they were checked, and what is wrong, a line for each image.
     """
     splits = [split for split in (source.train, source.test) if split is not None]
     total = sum(len(split.labels) for split in splits) + len(missing)
-    is_checked = source.record["location"] != DIGITS and verify != "none"
+    is_checked = source.record.location != DIGITS and verify != "none"
     full = is_checked and (skips or verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK)
     if is_checked and not full:
         logger.info(
@@ -65,15 +77,15 @@ def check_source(
     problems = [f"cannot read image '{path}': it is listed, but there is no such file." for path in missing]
     problems += [problem for found in bad for problem in found.values()]
     verified = "every image decoded" if full else "no empty or missing files" if is_checked else "nothing"
-    record: dict[str, Any] = {"verified": verified, "skipped_images": []}
+    checks = Checks(verified)
     if not problems:
-        return source, record, []
+        return source, checks, []
     if not skips:
         summary = (
             f"data set '{name}': {len(problems)} of {total} images are bad. Replace or delete them, or set "
             "dataset.on_bad_image=skip:"
         )
-        return source, record, [summary, *problems]
+        return source, checks, [summary, *problems]
     for problem in problems:
         logger.warning("%s: skipped: %s", name, problem)
     kept = [
@@ -88,16 +100,12 @@ def check_source(
         summary = (
             f"data set '{name}': without its bad images no training image is left of: {some_names(lost)}."
         )
-        return source, record, [summary, *problems]
-    record["skipped_images"] = [
-        *missing,
-        *(
-            split.source_names[index].as_py()
-            for split, found in zip(splits, bad, strict=True)
-            for index in found
-        ),
-    ]
-    return replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None), record, []
+        return source, checks, [summary, *problems]
+    skipped = (
+        split.source_names[index].as_py() for split, found in zip(splits, bad, strict=True) for index in found
+    )
+    source = replace(source, train=kept[0], test=kept[1] if len(kept) > 1 else None)
+    return source, Checks(verified, (*missing, *skipped)), []
 
 
 def undecodable_images(split: SourceSplit) -> dict[int, str]:

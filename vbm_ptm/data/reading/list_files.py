@@ -22,6 +22,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator
 
 from vbm_ptm.data.images import IMAGE_SUFFIXES
+from vbm_ptm.data.record import ListRecord
 from vbm_ptm.errors import UsageError, nearest_name
 
 SplitName = Literal["train", "test"]
@@ -58,11 +59,11 @@ class SplitLists:
 
     Attributes:
         entries: M entries, file by file.
-        record: What was read, for the result of a run: file, split, SHA-256, number of images.
+        record: What was read, for the result of a run.
     """
 
     entries: list[ListEntry] = field(default_factory=list)
-    record: list[dict[str, Any]] = field(default_factory=list)
+    record: list[ListRecord] = field(default_factory=list)
 
 
 def read_lists(
@@ -104,12 +105,12 @@ def read_lists(
         else:
             lists.entries.extend(entries)
             lists.record.append(
-                {
-                    "file": str(file),
-                    "split": split_of_file or "both",
-                    "sha256": hashlib.sha256(content).hexdigest(),
-                    "images": len(entries),
-                }
+                ListRecord(
+                    file=str(file),
+                    split=split_of_file or "both",
+                    sha256=hashlib.sha256(content).hexdigest(),
+                    images=len(entries),
+                )
             )
     if problems:
         raise UsageError(*problems)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import datasets
 import huggingface_hub
@@ -28,6 +28,7 @@ from vbm_ptm.data.reading.folders import (
     expected_tree,
     read_image_folder,
 )
+from vbm_ptm.data.record import SourceRecord
 from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Source:
 
     train: SourceSplit
     test: SourceSplit | None
-    record: dict[str, Any]
+    record: SourceRecord
 
 
 def open_digits() -> Source:
@@ -98,7 +99,7 @@ def open_digits() -> Source:
     return Source(
         train=split("train", numbers[numbers % 5 != 0]),
         test=split("test", numbers[numbers % 5 == 0]),
-        record={"kind": "builtin", "location": DIGITS},
+        record=SourceRecord(kind="builtin", location=DIGITS),
     )
 
 
@@ -147,13 +148,11 @@ def open_hub(
     return open_tables(
         _pick_splits(dict(tables), name, train_split, test_split),
         columns=columns,
-        record={"kind": "hub", "location": name, "config_name": config_name, "revision": revision},
+        record=SourceRecord(kind="hub", location=name, config_name=config_name, revision=revision),
     )
 
 
-def open_tables(
-    tables: tuple[Dataset, Dataset | None], *, columns: Columns, record: dict[str, Any]
-) -> Source:
+def open_tables(tables: tuple[Dataset, Dataset | None], *, columns: Columns, record: SourceRecord) -> Source:
     """Open a training table and, if there is one, a test table."""
     train, test = tables
     return Source(
@@ -199,15 +198,15 @@ def _open_folder(root: Path, layout: Layout, train_split: str, test_split: str) 
     return Source(
         train=split("train", found.train),
         test=None if found.test is None else split("test", found.test),
-        record={
-            "kind": "folder",
-            "location": str(root),
-            "layout": found.layout,
-            "test_folder": found.test and found.test.folder,
-            "empty_class_folders": list(found.empty_class_folders),
-            "ignored_files": list(found.ignored_files),
-            "unused_folders": list(found.unused_folders),
-        },
+        record=SourceRecord(
+            kind="folder",
+            location=str(root),
+            layout=found.layout,
+            test_folder=found.test.folder if found.test else None,
+            empty_class_folders=found.empty_class_folders,
+            ignored_files=found.ignored_files,
+            unused_folders=found.unused_folders,
+        ),
     )
 
 
@@ -248,11 +247,11 @@ def _open_parquet(files: dict[str, list[Path]], location: Path, columns: Columns
     return open_tables(
         (tables["train"], tables.get("test")),
         columns=columns,
-        record={
-            "kind": "parquet",
-            "location": str(location),
-            "files": {split: [path.name for path in paths] for split, paths in files.items()},
-        },
+        record=SourceRecord(
+            kind="parquet",
+            location=str(location),
+            files={split: tuple(path.name for path in paths) for split, paths in files.items()},
+        ),
     )
 
 
@@ -268,7 +267,7 @@ def _open_saved(path: Path, columns: Columns, train_split: str, test_split: str)
             tables, str(path), train_split, test_split if isinstance(saved, DatasetDict) else "test"
         ),
         columns=columns,
-        record={"kind": "saved data set", "location": str(path)},
+        record=SourceRecord(kind="saved data set", location=str(path)),
     )
 
 

@@ -1,0 +1,177 @@
+"""What was found of a data set's images and decided about them, as results keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+_MOST_NAMES = 100
+
+
+class Record(BaseModel):
+    """A part of what a run stores: frozen; keys that another version wrote are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values under the keys that it was made with: each kind of data set has some of its own."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class SplitRecord(Record):
+    """The images of one split.
+
+    Attributes:
+        images: Number of images.
+        classes: Classes with at least one.
+        min_images_per_class: Of the smallest class, which may have none.
+        max_images_per_class: Of the largest class.
+        images_per_class: By name of the class.
+        images_per_domain: By name of the domain; empty if the data set has none.
+        classes_without_images: Their names.
+    """
+
+    images: int
+    classes: int
+    min_images_per_class: int
+    max_images_per_class: int
+    images_per_class: dict[str, int]
+    images_per_domain: dict[str, int] = {}
+    classes_without_images: tuple[str, ...] = ()
+
+
+class ListRecord(Record):
+    """A list that says which image is in which split.
+
+    Attributes:
+        file: Its path.
+        split: "train", "test" or "both".
+        sha256: Hash of its bytes.
+        images: Images that it lists.
+    """
+
+    file: str
+    split: str
+    sha256: str
+    images: int
+
+
+class SourceRecord(Record):
+    """Where images come from. What a kind of source does not have is not set.
+
+    Attributes:
+        kind: "builtin", "hub", "folder", "parquet" or "saved data set".
+        location: Folder, file or name on the hub.
+        config_name: Of a hub data set.
+        revision: Of a hub data set.
+        files: Of parquet files: names by split.
+        layout: Of an image folder.
+        test_folder: Of an image folder: its folder of test images.
+        empty_class_folders: Class folders without images, which are not classes.
+        ignored_files: Files that are not images of a class.
+        unused_folders: Folders that belong to no split.
+        lists: What says which image is in which split.
+        unlisted_images: Images in none of these lists.
+    """
+
+    kind: str
+    location: str
+    config_name: str | None = None
+    revision: str | None = None
+    files: dict[str, tuple[str, ...]] = {}
+    layout: str | None = None
+    test_folder: str | None = None
+    empty_class_folders: tuple[str, ...] = ()
+    ignored_files: tuple[str, ...] = ()
+    unused_folders: tuple[str, ...] = ()
+    lists: tuple[ListRecord, ...] = ()
+    unlisted_images: tuple[str, ...] = ()
+
+
+class SomeNames(Record):
+    """Names of which there may be very many.
+
+    Attributes:
+        count: How many there are.
+        first: The first of them.
+    """
+
+    count: int
+    first: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> SomeNames:
+        """Keep the first names."""
+        return cls(count=len(names), first=tuple(names[:_MOST_NAMES]))
+
+
+class ExpectedRecord(Record):
+    """How the images compare to those that were published.
+
+    Attributes:
+        variant: The published variant that they are; None if they are none of them.
+        nearest: The variant that they are most like.
+        differences: What differs from it, in words.
+        missing_domains: Its domains that were not found.
+        has_own_split: Whether only totals could be compared.
+        problem: What to do about the differences; None without any.
+    """
+
+    variant: str | None
+    nearest: str
+    differences: tuple[str, ...]
+    missing_domains: tuple[str, ...]
+    has_own_split: bool
+    problem: str | None
+
+
+class DataRecord(Record):
+    """What was found of a data set and decided about it.
+
+    Attributes:
+        name: What the configuration calls it.
+        kind: As in ``SourceRecord``, and so are the next ones.
+        location: As there.
+        config_name: As there.
+        revision: As there.
+        files: As there.
+        layout: As there.
+        test_folder: As there.
+        empty_class_folders: As there.
+        ignored_files: As there, the first of them.
+        unused_folders: As there.
+        lists: As there.
+        unlisted_images: As there, the first of them.
+        num_classes: Classes of the training split.
+        held_out: Which part of the training images was held out for testing; None with a test split.
+        verified: How the images were checked.
+        skipped_images: Bad images that were left out.
+        train: The training images.
+        test: The test images.
+        expected: How they compare to those that were published, where numbers are known.
+        warnings: What is worth one.
+    """
+
+    name: str
+    kind: str
+    location: str
+    config_name: str | None = None
+    revision: str | None = None
+    files: dict[str, tuple[str, ...]] = {}
+    layout: str | None = None
+    test_folder: str | None = None
+    empty_class_folders: tuple[str, ...] = ()
+    ignored_files: SomeNames | None = None
+    unused_folders: tuple[str, ...] = ()
+    lists: tuple[ListRecord, ...] = ()
+    unlisted_images: SomeNames | None = None
+    num_classes: int
+    held_out: str | None
+    verified: str
+    skipped_images: tuple[str, ...]
+    train: SplitRecord
+    test: SplitRecord
+    expected: ExpectedRecord | None = None
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,74 @@
+"""What one task of a run took and gave, as checkpoints, logs and results keep it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What is the same each time that the task is trained.
+
+    Attributes:
+        task_index: Position of the task in the run, from 0.
+        num_samples: Training images of the task.
+        num_views: Views of each sample in a step.
+        num_steps: Optimizer steps.
+        num_images: Views in them, over all ranks.
+        num_skipped_steps: Steps that the fp16 scaler did not take.
+        num_test_images: Images that accuracy was measured on, over all ranks.
+        min_visits: Visits of the sample that was shown least often.
+        max_visits: Visits of the sample that was shown most often.
+        learner_report: What the learner says of the task.
+        parameters: Trainable parameters by group, and the frozen ones.
+        frozen_sha256: All parameters that the task did not train; training left them as they were.
+        trained_sha256: What the task trained and its end made; the same on all ranks.
+    """
+
+    task_index: int
+    num_samples: int
+    num_views: int
+    num_steps: int
+    num_images: int
+    num_skipped_steps: int = 0
+    num_test_images: int = 0
+    min_visits: int
+    max_visits: int
+    learner_report: dict[str, Any]
+    parameters: dict[str, int]
+    frozen_sha256: str = ""
+    trained_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskTimings:
+    """Seconds that a task took, over all its sittings."""
+
+    training_seconds: float
+    end_task_seconds: float
+    evaluation_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.training_seconds + self.end_task_seconds + self.evaluation_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecord(TaskTimings, TaskFacts):
+    """Facts and timings of one task."""
+
+    @property
+    def facts(self) -> TaskFacts:
+        """What does not depend on the machine's speed."""
+        return TaskFacts(**{field.name: getattr(self, field.name) for field in fields(TaskFacts)})
+
+    @property
+    def timings(self) -> TaskTimings:
+        """What does."""
+        return TaskTimings(**{field.name: getattr(self, field.name) for field in fields(TaskTimings)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record for a JSON file."""
+        return asdict(self)
