@@ -5,7 +5,8 @@ Shapes: N images, T tokens, P patches, D width, H heads, L prompt length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,9 +17,10 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vbm_ptm.backbones.adaptations import Adaptation
+from vbm_ptm.backbones.blocks import BlockChange, changed_block
 from vbm_ptm.errors import UsageError
 
 # What the forward pass below knows of a timm block. A part with another name would be left out in silence,
@@ -122,10 +124,11 @@ class PromptableViT(nn.Module):
         images: Tensor,
         tokens: Tensor | None = None,
         prefixes: Mapping[int, Tensor] | None = None,
+        adaptation: Adaptation | None = None,
     ) -> Tensor:
         """Return all tokens (N,T,D) after the final norm; token 0 is the class token.
 
-        Without tokens and prefixes this is timm's own ``forward_features``.
+        Without tokens, prefixes and adaptation this is timm's own ``forward_features``.
 
         Args:
             images: Images (N,3,height,width).
@@ -134,26 +137,30 @@ class PromptableViT(nn.Module):
             prefixes: Block index -> (N or 1, 2, L, D), keys at [:, 0] and values at [:, 1]. They are split
                 into heads and put before the block's keys and values after projection (and after the
                 norm of the keys, where the block has one); queries and T are unchanged.
+            adaptation: What else is changed (``vbm_ptm.backbones.adaptations``). Its tokens stand behind the patches.
         """
-        prefixes = prefixes or {}
-        sequence = self._embed(images)
+        adaptation = adaptation or Adaptation()
+        sequence = self._embed(images, adaptation)
         if tokens is not None:
             _check_shape("tokens", tokens, (len(images), None, self.width))
             tokens = tokens.to(sequence.dtype).expand(len(images), -1, -1)
             sequence = torch.cat([sequence[:, :1], tokens, sequence[:, 1:]], dim=1)
-        unknown = sorted(set(prefixes) - set(range(self.depth)))
+        for index, prefix in (prefixes or {}).items():
+            _check_shape(f"prefixes[{index}]", prefix, (len(images), 2, None, self.width))
+            adaptation = adaptation | Adaptation({index: BlockChange(prefix=prefix)})
+        unknown = sorted(set(adaptation.blocks) - set(range(self.depth)))
         if unknown:
-            raise ValueError(f"prefixes for blocks {unknown}, but the blocks are 0 to {self.depth - 1}")
+            raise ValueError(
+                f"prefixes or changes of blocks {unknown}, but the blocks are 0 to {self.depth - 1}"
+            )
         sequence = self.vit.norm_pre(sequence)
         for index, block in enumerate(self.vit.blocks):
-            if index in prefixes:
-                prefix = prefixes[index]
-                _check_shape(f"prefixes[{index}]", prefix, (len(images), 2, None, self.width))
-                sequence = self._apply_block(_prefixed_block, block, sequence, prefix)
+            if index in adaptation.blocks:
+                sequence = self._apply_block(changed_block, block, sequence, adaptation.blocks[index])
             else:
                 sequence = self._apply_block(block, sequence)
         encoded: Tensor = self.vit.norm(sequence)
-        return encoded
+        return encoded if adaptation.features is None else adaptation.features(encoded)
 
     def query(self, images: Tensor) -> Tensor:
         """Return the class token (N,D) of the model without prompts.
@@ -161,14 +168,8 @@ class PromptableViT(nn.Module):
         It is computed without gradient and in eval mode whatever the mode outside, so that dropout and
         drop path never make it random.
         """
-        training = [module for module in self.vit.modules() if module.training]
-        self.vit.eval()
-        try:
-            with torch.no_grad():
-                return self.encode(images)[:, 0]
-        finally:
-            for module in training:
-                module.training = True
+        with evaluating(self):
+            return self.encode(images)[:, 0]
 
     def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
         """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""
@@ -178,8 +179,8 @@ class PromptableViT(nn.Module):
         )
         return output
 
-    def _embed(self, images: Tensor) -> Tensor:
-        """Return class token and patches with their positions (N,1+P,D)."""
+    def _embed(self, images: Tensor, adaptation: Adaptation) -> Tensor:
+        """Return class token and patches with their positions, and the adaptation's tokens (N,1+P+L,D)."""
         vit = self.vit
         assert vit.cls_token is not None
         assert vit.pos_embed is not None
@@ -195,13 +196,33 @@ class PromptableViT(nn.Module):
                     num_prefix_tokens=0 if vit.no_embed_class else 1,
                 )
             patches = patches.flatten(1, 2)
+        if adaptation.patches is not None:
+            patches = adaptation.patches(patches)
         class_token = vit.cls_token.expand(len(images), -1, -1)
         if vit.no_embed_class:
             sequence = torch.cat([class_token, patches + positions], dim=1)
         else:
             sequence = torch.cat([class_token, patches], dim=1) + positions
         embedded: Tensor = vit.pos_drop(sequence)
+        if adaptation.tokens is not None:
+            _check_shape("adaptation.tokens", adaptation.tokens, (len(images), None, self.width))
+            tokens = adaptation.tokens.to(embedded.dtype).expand(len(images), -1, -1)
+            embedded = torch.cat([embedded, tokens], dim=1)
         return embedded
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Put modules into eval mode for a while, without gradients, and back into the mode that they were in."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def unsupported_attributes(vit: nn.Module) -> list[str]:
@@ -257,32 +278,6 @@ def _preprocessing_of(vit: VisionTransformer) -> Preprocessing:
         interpolation=config["interpolation"],
         crop_fraction=float(config["crop_pct"]),
     )
-
-
-def _prefixed_block(block: Any, sequence: Tensor, prefix: Tensor) -> Tensor:
-    """Run a timm block whose attention also sees the prefix (N or 1, 2, L, D)."""
-    attended = _prefixed_attention(block.attn, block.norm1(sequence), prefix)
-    sequence = sequence + block.drop_path1(block.ls1(attended))
-    output: Tensor = sequence + block.drop_path2(block.ls2(block.mlp(block.norm2(sequence))))
-    return output
-
-
-def _prefixed_attention(attention: Any, sequence: Tensor, prefix: Tensor) -> Tensor:
-    num_images, num_tokens, width = sequence.shape
-    head_shape = (attention.num_heads, width // attention.num_heads)
-    projected = attention.qkv(sequence).reshape(num_images, num_tokens, 3, *head_shape)
-    query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each (N,H,T,D/H)
-    query, key = attention.q_norm(query), attention.k_norm(key)
-
-    prefix = prefix.expand(num_images, -1, -1, -1).unflatten(-1, head_shape).transpose(2, 3)  # (N,2,H,L,D/H)
-    key = torch.cat([prefix[:, 0].to(key.dtype), key], dim=2)
-    value = torch.cat([prefix[:, 1].to(value.dtype), value], dim=2)
-    dropout = attention.attn_drop.p if attention.training else 0.0
-    attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-
-    attended = attended.transpose(1, 2).reshape(num_images, num_tokens, width)
-    output: Tensor = attention.proj_drop(attention.proj(attention.norm(attended)))
-    return output
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
