@@ -27,11 +27,11 @@ from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.record import DataRecord
 from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
-from vbm_ptm.data.view_batch import ViewBatchConfig
-from vbm_ptm.engine.acceleration import Precision, build_accelerator
+from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer, TrainerConfig
 from vbm_ptm.learners import create_learner
@@ -230,18 +230,23 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         logs.append(log)
         trainer = Trainer(
             learner,
-            benchmark=benchmark,
-            objective=ViewBatchObjective(ObjectiveConfig()),
-            optimization=OptimizationConfig(
-                **{"epochs": 2, "batch_size": 8, "learning_rate": 0.05, **optimization}
+            recipe=Recipe(
+                ViewBatchObjective(ObjectiveConfig()),
+                OptimizationConfig(**{"epochs": 2, "batch_size": 8, "learning_rate": 0.05, **optimization}),
+                num_views=num_views,
+                seed=seed,
+                max_steps=max_steps_per_task,
             ),
-            view_batch=ViewBatchConfig(num_views=num_views),
-            loading=LoaderConfig(evaluation_batch_size=5, num_workers=num_workers),
+            loaders=loaders_for(
+                accelerator,
+                benchmark,
+                LoaderConfig(evaluation_batch_size=5, num_workers=num_workers),
+                seed=seed,
+            ),
             config=TrainerConfig(
                 log_every=log_every, max_steps_per_task=max_steps_per_task, mixed_precision=mixed_precision
             ),
             accelerator=accelerator,
-            seed=seed,
             log=log,
             store=store,
             schedule=SaveSchedule(every),

@@ -16,6 +16,8 @@ from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario
 from vbm_ptm.data.task_division import build_scenario, extend_scenario
 from vbm_ptm.data.transforms import build_transforms
+from vbm_ptm.engine.objective import ViewBatchObjective
+from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
@@ -59,6 +61,17 @@ def build(
     learner.check_room(len(scenario.tasks))
     transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
     return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
+
+
+def build_recipe(config: RunConfig) -> Recipe:
+    """Return how each task is trained."""
+    return Recipe(
+        ViewBatchObjective(config.objective),
+        config.optimization,
+        num_views=config.view_batch.num_views,
+        seed=config.seed,
+        max_steps=config.trainer.max_steps_per_task,
+    )
 
 
 def _extended(

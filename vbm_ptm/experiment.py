@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.building import Setup, build
+from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.config.tree import leaves
 from vbm_ptm.engine.acceleration import (
@@ -20,12 +20,12 @@ from vbm_ptm.engine.acceleration import (
     build_accelerator,
     describe_ranks,
     finish_trackers,
+    loaders_for,
     start_trackers,
     wait_for_ranks,
 )
 from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
-from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
@@ -148,14 +148,10 @@ def _train(
     log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
     trainer = Trainer(
         setup.learner,
-        benchmark=setup.benchmark,
-        objective=ViewBatchObjective(config.objective),
-        optimization=config.optimization,
-        view_batch=config.view_batch,
-        loading=config.data.for_device(accelerator.device.type),
+        recipe=build_recipe(config),
+        loaders=loaders_for(accelerator, setup.benchmark, config.data, seed=config.seed),
         config=config.trainer,
         accelerator=accelerator,
-        seed=config.seed,
         log=log,
         store=store if is_main else None,
         schedule=SaveSchedule(config.checkpoint.every),

@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vbm_ptm.data.image_split import ImageSplit
-from vbm_ptm.data.loaders import LoaderConfig, TrainLoader, evaluation_loader
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
+from vbm_ptm.data.loaders import LoaderConfig, Loaders, TrainLoader
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
+from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.data.view_batch import (
     MultiViewDataset,
@@ -78,6 +80,22 @@ def dataset_builder(split: ImageSplit, class_indices: Any, transforms: ViewTrans
     return build
 
 
+@dataclass(frozen=True)
+class GivenRows(Benchmark):
+    """A benchmark whose tasks all have the rows that are given, in their order."""
+
+    rows: Any = ()
+
+    def training_rows(self, task: Task) -> Any:
+        return self.rows
+
+
+def benchmark_of(split: ImageSplit, transforms: ViewTransforms, *, rows: Any = ()) -> Benchmark:
+    names = tuple("9876543210")
+    scenario = Scenario("class_incremental", names, (), (), np.arange(10)[::-1])
+    return GivenRows(ImageDatasets(split, split, names[::-1], "", {}), scenario, transforms, rows=rows)
+
+
 def loader_of(
     dataset: MultiViewDataset,
     *,
@@ -86,9 +104,18 @@ def loader_of(
     config: LoaderConfig = IN_PROCESS,
     rank: int = 0,
     num_ranks: int = 1,
+    pin_memory: bool = False,
 ) -> TrainLoader:
     sampler = ViewBatchSampler(len(dataset), batch_size, num_views, dataset.seed, dataset.task_index)
-    return TrainLoader(dataset, sampler=sampler, config=config, rank=rank, num_ranks=num_ranks)
+    loaders = Loaders(
+        benchmark_of(dataset.split, dataset.transforms, rows=dataset.rows),
+        config,
+        seed=dataset.seed,
+        rank=rank,
+        num_ranks=num_ranks,
+        pin_memory=pin_memory,
+    )
+    return loaders.training(Task(dataset.task_index, (), (), 0), sampler)
 
 
 def epochs_of(loader: TrainLoader, num_epochs: int) -> list[list[ViewBatch]]:
@@ -259,10 +286,6 @@ class TestViewBatchSampler:
         with pytest.raises(UsageError, match="task 3 has no training images"):
             ViewBatchSampler(0, 8, 4, 0, 3)
 
-    def test_sampler__tells_what_batch_samplers_are_asked_for(self) -> None:
-        sampler = ViewBatchSampler(10, 8, 4, 0)
-        assert (sampler.batch_size, sampler.drop_last, list(sampler)) == (8, False, sampler.steps())
-
 
 class TestMultiViewDataset:
     def test_item__is_one_weak_and_then_strong_views_of_one_sample(
@@ -363,18 +386,17 @@ class TestMultiViewDataset:
 
 
 class TestViewBatch:
-    def test_view_batch__moves_all_tensors(self) -> None:
+    def test_view_batch__moves_what_the_device_needs(self) -> None:
         batch = ViewBatch(torch.zeros(2, 3, 3, 4, 4), torch.zeros(2), torch.zeros(2), 5)
         moved = batch.to("meta")
-        assert {tensor.device.type for tensor in (moved.images, moved.labels, moved.sample_ids)} == {"meta"}
+        assert moved.images.device.type == moved.labels.device.type == "meta"
+        assert moved.sample_ids is batch.sample_ids
         assert (moved.num_groups, moved.num_views, moved.num_global_groups) == (2, 3, 5)
 
     @pytest.mark.gpu
     def test_view_batch__is_pinned_by_the_loader(self, build: Any) -> None:
-        dataset = build()
-        sampler = ViewBatchSampler(len(dataset), 8, 4, 1, 2)
-        loader = TrainLoader(dataset, sampler=sampler, config=IN_PROCESS, pin_memory=True)
-        assert all(batch.images.is_pinned() and batch.sample_ids.is_pinned() for batch in loader)
+        loader = loader_of(build(), pin_memory=True)
+        assert all(batch.images.is_pinned() and batch.labels.is_pinned() for batch in loader)
 
 
 class TestTrainLoader:
@@ -472,9 +494,12 @@ class TestTrainLoader:
         assert first.labels.shape == first.sample_ids.shape == (0,)
         assert first.num_global_groups == 1
 
-    def test_train_loader__refuses_a_sampler_of_another_task(self, build: Any) -> None:
-        with pytest.raises(ValueError, match=r"10 samples.*11 samples"):
-            TrainLoader(build(), sampler=ViewBatchSampler(10, 8, 4, 1), config=IN_PROCESS)
+    def test_training__refuses_a_sampler_of_another_task(
+        self, split: ImageSplit, transforms: ViewTransforms
+    ) -> None:
+        loaders = Loaders(benchmark_of(split, transforms, rows=ROWS), IN_PROCESS)
+        with pytest.raises(ValueError, match=r"10 samples.* 11 "):
+            loaders.training(Task(0, (), (), 0), ViewBatchSampler(10, 8, 4, 1))
 
     def test_train_loader__workers_outlive_an_interrupt(self, build: Any) -> None:
         """Ctrl-C reaches workers too; the main process decides what happens."""
@@ -516,17 +541,12 @@ class TestTrainLoader:
 
 class TestEvaluationLoader:
     @pytest.fixture(name="load")
-    def batch_reader(self, split: ImageSplit, class_indices: Any, transforms: ViewTransforms) -> Any:
+    def batch_reader(self, split: ImageSplit, transforms: ViewTransforms) -> Any:
         def load(*, rows: Any = ROWS, config: LoaderConfig | None = None, **options: Any) -> list[Any]:
-            loader = evaluation_loader(
-                split,
-                rows=rows,
-                class_indices=class_indices,
-                transforms=transforms,
-                config=config or LoaderConfig(evaluation_batch_size=4),
-                **options,
-            )
-            return list(loader)
+            ranks = {name: options.pop(name) for name in ("rank", "num_ranks", "seed") if name in options}
+            config = config or LoaderConfig(evaluation_batch_size=4)
+            loaders = Loaders(benchmark_of(split, transforms), config, **ranks)
+            return list(loaders.evaluation(split, rows, **options))
 
         return load
 

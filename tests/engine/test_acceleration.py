@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
     monkeypatch.setattr(s_iprompt, "nearest_session", seen)
     run = new_run(learner, new_benchmark([5] * 4, num_tasks=2), mixed_precision="bf16", epochs=2, num_views=2)
     losses: list[tuple[torch.dtype, ...]] = []
-    objective = run.trainer.objective
+    objective = run.trainer.recipe.objective
 
     def measured(output: Any, labels: Tensor, **options: Any) -> Any:
         loss, parts = objective(output, labels, **options)
@@ -113,7 +114,7 @@ def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
         assert all(bool(tensor.isfinite().all()) for tensor in given)
         return loss, parts
 
-    run.trainer.objective = measured
+    run.trainer.recipe = replace(run.trainer.recipe, objective=measured)
     run.trainer.fit()
     for task in (0, 1):
         assert products.get(("forward", task), {torch.bfloat16}) == {torch.bfloat16}

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig, evaluation_loader
+from vbm_ptm.data.loaders import LoaderConfig, Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.acceleration import Precision, build_accelerator
+from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner, LearnerConfig
@@ -72,7 +72,8 @@ def evaluate(
             learner.begin_task(task)
         learner.train()
         accelerator = build_accelerator(device="cpu", mixed_precision=mixed_precision)
-        evaluator = Evaluator(accelerator, benchmark, LoaderConfig(evaluation_batch_size=batch_size))
+        loading = LoaderConfig(evaluation_batch_size=batch_size)
+        evaluator = Evaluator(accelerator, loaders_for(accelerator, benchmark, loading))
         tasks = [change(task) for task in benchmark.scenario.seen_after(after)]
         return evaluator.evaluate(learner, tasks), learner
 
@@ -143,10 +144,12 @@ def test_evaluator__tasks_without_test_images_have_empty_cells(evaluate: Callabl
 def test_evaluator__refuses_to_report_images_that_were_not_counted_once(
     evaluate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def padded(split: Any, *, rows: Any, **options: Any) -> Any:
-        return evaluation_loader(split, rows=np.append(rows, rows[:1]), **options)
+    evaluation = Loaders.evaluation
 
-    monkeypatch.setattr("vbm_ptm.engine.evaluator.evaluation_loader", padded)
+    def padded(loaders: Loaders, split: Any, rows: Any) -> Any:
+        return evaluation(loaders, split, np.append(rows, rows[:1]))
+
+    monkeypatch.setattr(Loaders, "evaluation", padded)
     with pytest.raises(
         TrainingError, match=r"\[3, 2\] test images .* over 1 ranks, but the data set holds \[2, 2\]"
     ):

@@ -11,7 +11,7 @@ import torch
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig
-from vbm_ptm.engine.acceleration import build_accelerator
+from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seed_for, seeded
@@ -31,14 +31,9 @@ def begun_learner(new_learner: Callable[..., Learner], benchmark_shuffled: Bench
 
 
 def features_of(learner: Learner, benchmark: Benchmark, **options: Any) -> TaskFeatures:
-    return TaskFeatures(
-        learner,
-        benchmark,
-        benchmark.scenario.tasks[1],
-        build_accelerator(device="cpu", **options),
-        LoaderConfig(evaluation_batch_size=3),
-        seed=5,
-    )
+    accelerator = build_accelerator(device="cpu", **options)
+    loaders = loaders_for(accelerator, benchmark, LoaderConfig(evaluation_batch_size=3), seed=5)
+    return TaskFeatures(learner, benchmark.scenario.tasks[1], accelerator=accelerator, loaders=loaders)
 
 
 def test_features__are_those_of_the_task_in_the_order_of_rows(

@@ -29,7 +29,7 @@ import vbm_ptm.engine.features
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.transforms import ViewTransforms
-from vbm_ptm.engine.acceleration import build_accelerator
+from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
@@ -314,14 +314,9 @@ def test_fit__refuses_ranks_with_different_frozen_weights(
 
 def _look_at_rows(rank: int, learner: Learner, data: Benchmark, expected: dict[int, Any]) -> None:
     vbm_ptm.engine.features._MESSAGE_BYTES = 500  # two rows at a time
-    features = TaskFeatures(
-        learner,
-        data,
-        data.scenario.tasks[0],
-        build_accelerator(device="cpu"),
-        LoaderConfig(evaluation_batch_size=2),
-        seed=0,
-    )
+    accelerator = build_accelerator(device="cpu")
+    loaders = loaders_for(accelerator, data, LoaderConfig(evaluation_batch_size=2))
+    features = TaskFeatures(learner, data.scenario.tasks[0], accelerator=accelerator, loaders=loaders)
     for count, (values, labels, sample_ids) in expected.items():
         found = features(sample_ids.tolist())
         torch.testing.assert_close(found[0], values, atol=1e-5, rtol=0)
@@ -334,13 +329,11 @@ def test_features__come_together_in_order_from_ranks_with_unequal_parts(
 ) -> None:
     learner = new_learner("nearest_mean")
     learner.begin_task(benchmark_of_three.scenario.tasks[0])
+    accelerator = build_accelerator(device="cpu")
     alone = TaskFeatures(
-        learner,
-        benchmark_of_three,
-        benchmark_of_three.scenario.tasks[0],
-        build_accelerator(device="cpu"),
-        LoaderConfig(),
-        seed=0,
+        *(learner, benchmark_of_three.scenario.tasks[0]),
+        accelerator=accelerator,
+        loaders=loaders_for(accelerator, benchmark_of_three, LoaderConfig()),
     )
     order = np.random.default_rng(0).permutation(30)
     expected = {count: alone(order[:count].tolist()) for count in (0, 1, 2, 3, 7, 30)}

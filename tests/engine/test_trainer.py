@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -519,7 +519,9 @@ class TestOptimization:
         with pytest.raises(TrainingInterrupted):
             run.trainer.fit()
         before = tensors_of(learner.backbone)
-        run.trainer.optimization = run.trainer.optimization.model_copy(update={"learning_rate": 1e-30})
+        recipe = run.trainer.recipe
+        optimization = recipe.optimization.model_copy(update={"learning_rate": 1e-30})
+        run.trainer.recipe = replace(recipe, optimization=optimization)
         run.stop.after_task = 2
         with pytest.raises(TrainingInterrupted):
             run.trainer.fit()
@@ -616,9 +618,12 @@ class TestManyTasks:
     ) -> None:
         benchmark = new_benchmark([2] * 20, test_sizes=[0] * 20, num_tasks=20)
         run = new_run(
-            new_learner("finetune", num_tasks=20), benchmark, epochs=1, batch_size=2, every="1 step"
+            *(new_learner("finetune", num_tasks=20), benchmark),
+            epochs=1,
+            batch_size=2,
+            every="1 step",
+            num_workers=1,
         )
-        run.trainer.loading = run.trainer.loading.model_copy(update={"num_workers": 1})
         counts: list[tuple[int, ...]] = []
         save = run.store.save
 

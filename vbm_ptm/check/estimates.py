@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vbm_ptm.building import build_recipe
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
-from vbm_ptm.data.view_batch import ViewBatchSampler
-from vbm_ptm.engine.workload import training_workload
 
 # A training image takes a forward and a backward pass, which is about three forward passes; with a frozen backbone
 # gradients still run through it to the prompts.
@@ -105,6 +104,7 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
     scenario = build_scenario(
         config.scenario, class_names=outline.class_names, labels=train.labels, domains=train.domains
     )
+    recipe = build_recipe(config)
     num_steps = num_images = num_viewed = 0
     for task in scenario.tasks:
         num_samples = len(scenario.rows_of(task, train.labels, train.domains))
@@ -113,17 +113,7 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
             len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
         )
         if config.learner.trains(task.index):
-            workload = training_workload(
-                ViewBatchSampler(
-                    num_samples,
-                    config.optimization.batch_size,
-                    config.view_batch.num_views,
-                    config.seed,
-                    task.index,
-                ),
-                epochs=config.optimization.epochs,
-                max_steps=config.trainer.max_steps_per_task,
-            )
+            workload = recipe.workload(recipe.sampler(num_samples, task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images
     return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vbm_ptm.backbones import load_vit
-from vbm_ptm.building import Setup, build
+from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.reference import settings_of
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import leaves
@@ -18,9 +18,7 @@ from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.reading.integrity import shared_images
 from vbm_ptm.data.record import SplitRecord
-from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.trainer import parameter_counts
-from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.runs.resuming import earlier_state
@@ -192,15 +190,9 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         if task.index >= benchmark.first_task:
             parameters.append(parameter_counts(learner))
             stored.append(_stored_bytes(learner))
-    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
+    recipe = build_recipe(config)
     workloads = [
-        training_workload(
-            ViewBatchSampler(
-                len(benchmark.training_rows(task)), batch_size, num_views, config.seed, task.index
-            ),
-            epochs=config.optimization.epochs,
-            max_steps=config.trainer.max_steps_per_task,
-        )
+        recipe.workload(recipe.sampler(len(benchmark.training_rows(task)), task_index=task.index))
         for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True)
         if _num_trained(counts)
     ]

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,12 +19,6 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vbm_ptm.randomness import seed_for, seeded
-from vbm_ptm.settings import Settings
-
-if TYPE_CHECKING:
-    from vbm_ptm.data.image_split import ImageSplit
-    from vbm_ptm.data.transforms import ViewTransforms
 from vbm_ptm.data.view_batch import (
     MultiViewDataset,
     StepPart,
@@ -32,6 +27,14 @@ from vbm_ptm.data.view_batch import (
     check_class_indices,
     chunk,
 )
+from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.settings import Settings
+
+if TYPE_CHECKING:
+    from vbm_ptm.data.benchmark import Benchmark
+    from vbm_ptm.data.image_split import ImageSplit
+    from vbm_ptm.data.scenario import Task
+    from vbm_ptm.data.transforms import ViewTransforms
 
 Integers = npt.NDArray[np.int64]
 
@@ -62,37 +65,104 @@ class LoaderConfig(Settings):
         )
 
 
-class TrainLoader:
-    """The steps of one task on one rank; one loader serves all epochs, so that its workers stay.
+@dataclass(frozen=True)
+class Loaders:
+    """Brings the images of a benchmark: to each rank its own part of them.
 
-    Args:
-        dataset: The task's samples.
-        sampler: Decides the steps; its positions are those of the data set.
-        config: Worker settings.
+    Attributes:
+        benchmark: Images, tasks and transforms.
+        config: Workers and the batch size of evaluation.
+        seed: Training seed, for views that are drawn.
         rank: This process.
-        num_ranks: Processes that share each step.
+        num_ranks: Processes that share the images.
         pin_memory: Put batches into page-locked memory.
     """
 
-    def __init__(
-        self,
-        dataset: MultiViewDataset,
-        *,
-        sampler: ViewBatchSampler,
-        config: LoaderConfig,
-        rank: int = 0,
-        num_ranks: int = 1,
-        pin_memory: bool = False,
-    ) -> None:
-        if sampler.num_samples != len(dataset) or sampler.num_views != dataset.num_views:
-            raise ValueError(
-                f"the sampler ({sampler.num_samples} samples, {sampler.num_views} views) does not fit the "
-                f"data set ({len(dataset)} samples, {dataset.num_views} views)"
-            )
-        self._parts = _RankParts(sampler, rank=rank, num_ranks=num_ranks)
-        self._loader: DataLoader[ViewBatch] = _data_loader(
-            dataset, parts=self._parts, config=config, pin_memory=pin_memory, persistent=True
+    benchmark: Benchmark
+    config: LoaderConfig
+    seed: int = 0
+    rank: int = 0
+    num_ranks: int = 1
+    pin_memory: bool = False
+
+    def training(self, task: Task, sampler: ViewBatchSampler) -> TrainLoader:
+        """Return a loader of this rank's part of every step of a task, for all its epochs.
+
+        Args:
+            task: What to train on.
+            sampler: Decides the steps; its positions count the training rows of the task.
+        """
+        train = self.benchmark.datasets.train
+        dataset = MultiViewDataset(
+            train,
+            rows=self.benchmark.training_rows(task),
+            class_indices=self.benchmark.class_indices(train),
+            transforms=self.benchmark.transforms,
+            num_views=sampler.num_views,
+            seed=self.seed,
+            task_index=task.index,
         )
+        if sampler.num_samples != len(dataset):
+            raise ValueError(
+                f"the sampler has {sampler.num_samples} samples, but task {task.index} has {len(dataset)} of them"
+            )
+        parts = _RankParts(sampler, rank=self.rank, num_ranks=self.num_ranks)
+        return TrainLoader(parts, self._over(dataset, parts, persistent=True))
+
+    def evaluation(
+        self,
+        split: ImageSplit,
+        rows: Integers,
+        *,
+        transform: Literal["eval", "weak"] = "eval",
+        task_index: int = 0,
+    ) -> DataLoader[EvaluationBatch]:
+        """Return a loader of this rank's share of the rows: each row on exactly one rank, none padded.
+
+        The ranks' shares put one after the other are ``rows`` in order; a share may be empty.
+
+        Args:
+            split: Training or test split of the benchmark.
+            rows: Row numbers to load.
+            transform: Which view.
+            task_index: Index of the task, for the weak view.
+        """
+        dataset = SingleViewDataset(
+            split,
+            class_indices=self.benchmark.class_indices(split),
+            transforms=self.benchmark.transforms,
+            transform=transform,
+            seed=self.seed,
+            task_index=task_index,
+        )
+        first, last = chunk(len(rows), self.rank, self.num_ranks)
+        own = np.asarray(rows)[first:last].tolist()
+        size = self.config.evaluation_batch_size
+        parts = [own[start : start + size] for start in range(0, len(own), size)]
+        return self._over(dataset, parts, persistent=False)
+
+    def _over(self, dataset: Dataset[Any], parts: Any, *, persistent: bool) -> DataLoader[Any]:
+        """Return a loader that hands each part to the data set's ``__getitems__`` and passes its batch on."""
+        num_workers = min(self.config.num_workers or 0, len(parts))
+        return _Loader(
+            dataset,
+            batch_sampler=parts,
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            multiprocessing_context=self.config.multiprocessing_context if num_workers else None,
+            persistent_workers=persistent and num_workers > 0,
+            # A loader draws a base seed when it is iterated; a generator of its own spares the global one.
+            generator=torch.Generator(),
+            pin_memory=self.pin_memory,
+        )
+
+
+class TrainLoader:
+    """The steps of one task on one rank; one loader serves all epochs, so that its workers stay."""
+
+    def __init__(self, parts: _RankParts, loader: DataLoader[ViewBatch]) -> None:
+        self._parts = parts
+        self._loader = loader
 
     def set_epoch(self, epoch: int, *, start_step: int = 0) -> None:
         """Choose the epoch, from 0, and its first step to load (other than 0 when a run goes on)."""
@@ -191,75 +261,6 @@ class SingleViewDataset(Dataset[Tensor]):
             torch.tensor([int(self.class_indices[row]) for row in rows], dtype=torch.int64),
             torch.tensor(rows, dtype=torch.int64),
         )
-
-
-def evaluation_loader(
-    split: ImageSplit,
-    *,
-    rows: Integers,
-    class_indices: Integers,
-    transforms: ViewTransforms,
-    config: LoaderConfig,
-    transform: Literal["eval", "weak"] = "eval",
-    seed: int = 0,
-    task_index: int = 0,
-    rank: int = 0,
-    num_ranks: int = 1,
-    pin_memory: bool = False,
-) -> DataLoader[EvaluationBatch]:
-    """Return a loader of one rank's share of the rows: each row on exactly one rank, none padded.
-
-    The ranks' shares put one after the other are ``rows`` in order; a share may be empty.
-
-    Args:
-        split: Training or test split.
-        rows: Row numbers to load.
-        class_indices: Class index of every row of the split.
-        transforms: Evaluation and weak view.
-        config: Batch size and worker settings.
-        transform: Which of the two views.
-        seed: Training seed, for the weak view.
-        task_index: Index of the task, for the weak view.
-        rank: This process.
-        num_ranks: Processes that share the rows.
-        pin_memory: Put batches into page-locked memory.
-    """
-    dataset = SingleViewDataset(
-        split,
-        class_indices=class_indices,
-        transforms=transforms,
-        transform=transform,
-        seed=seed,
-        task_index=task_index,
-    )
-    first, last = chunk(len(rows), rank, num_ranks)
-    own = np.asarray(rows)[first:last].tolist()
-    size = config.evaluation_batch_size
-    parts = [own[start : start + size] for start in range(0, len(own), size)]
-    return _data_loader(dataset, parts=parts, config=config, pin_memory=pin_memory, persistent=False)
-
-
-def _data_loader(
-    dataset: Dataset[Any],
-    *,
-    parts: Any,
-    config: LoaderConfig,
-    pin_memory: bool,
-    persistent: bool,
-) -> DataLoader[Any]:
-    """Return a loader that hands each part to the data set's ``__getitems__`` and passes its batch on."""
-    num_workers = min(config.num_workers or 0, len(parts))
-    return _Loader(
-        dataset,
-        batch_sampler=parts,
-        collate_fn=_as_it_is,
-        num_workers=num_workers,
-        multiprocessing_context=config.multiprocessing_context if num_workers else None,
-        persistent_workers=persistent and num_workers > 0,
-        # A loader draws a base seed when it is iterated; a generator of its own spares the global one.
-        generator=torch.Generator(),
-        pin_memory=pin_memory,
-    )
 
 
 def _as_it_is(batch: Any) -> Any:

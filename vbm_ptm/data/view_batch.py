@@ -9,8 +9,7 @@ Shapes: G groups, V views, N images, C colour channels, H x W pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -62,7 +61,7 @@ def check_batch_arithmetic(batch_size: int, num_views: int) -> None:
 
 
 def effective_views(num_samples: int, num_views: int) -> int:
-    """Return the number of views that a task of so many samples uses: never more than it has samples."""
+    """Return the number of views of a task with this number of samples: at most one for each of them."""
     return max(1, min(num_samples, num_views))
 
 
@@ -79,8 +78,6 @@ class ViewBatchSampler:
         seed: Training seed.
         task_index: Tasks of one size get orders of their own.
     """
-
-    drop_last = False
 
     def __init__(
         self, num_samples: int, batch_size: int, num_views: int, seed: int, task_index: int = 0
@@ -112,9 +109,6 @@ class ViewBatchSampler:
         visited = order[first:last]
         bounds = (chunk(len(visited), step, len(self)) for step in range(len(self)))
         return [visited[start:stop] for start, stop in bounds]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.steps())
 
     def _permutation(self, cycle: int) -> list[int]:
         generator = torch.Generator()
@@ -155,17 +149,16 @@ class ViewBatch:
         return self.images.shape[1]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ViewBatch:
-        """Return the batch on a device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """Return the batch with images and labels on a device; row numbers stay where they are read."""
+        return replace(
+            self,
+            images=self.images.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+        )
 
     def pin_memory(self) -> ViewBatch:
-        """Return the batch in page-locked memory (a data loader calls this)."""
-        return self._map(torch.Tensor.pin_memory)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> ViewBatch:
-        return ViewBatch(
-            function(self.images), function(self.labels), function(self.sample_ids), self.num_global_groups
-        )
+        """Return the batch with images and labels in page-locked memory (a data loader calls this)."""
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
 
 
 class StepPart(NamedTuple):
@@ -187,7 +180,7 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         rows: Row numbers of the task, one per position.
         class_indices: Class index of every row of the split.
         transforms: Weak and strong view.
-        num_views: V; a task with fewer samples uses ``effective_views``.
+        num_views: V, as the sampler has it.
         seed: Training seed.
         task_index: Index of the task.
     """
@@ -208,7 +201,7 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         self.rows = np.asarray(rows)
         self.class_indices = class_indices
         self.transforms = transforms
-        self.num_views = effective_views(len(self.rows), num_views)
+        self.num_views = num_views
         self.seed = seed
         self.task_index = task_index
 

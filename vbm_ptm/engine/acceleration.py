@@ -15,6 +15,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig, Loaders
 from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import num_nodes, num_processes
 from vbm_ptm.settings import Precision
@@ -27,6 +29,7 @@ __all__ = [
     "build_accelerator",
     "describe_ranks",
     "finish_trackers",
+    "loaders_for",
     "start_trackers",
     "wait_for_ranks",
 ]
@@ -110,6 +113,28 @@ def build_accelerator(
     # Accumulation is the trainer's: Accelerate would divide by a number of its own, which the launcher may set.
     accelerator.gradient_accumulation_steps = 1
     return accelerator
+
+
+def loaders_for(
+    accelerator: Accelerator, benchmark: Benchmark, config: LoaderConfig, *, seed: int = 0
+) -> Loaders:
+    """Return what brings this rank its part of the images.
+
+    Args:
+        accelerator: Device and ranks.
+        benchmark: Images, tasks and transforms.
+        config: Workers and the batch size of evaluation.
+        seed: Training seed, for views that are drawn.
+    """
+    device_type = accelerator.device.type
+    return Loaders(
+        benchmark,
+        config.for_device(device_type),
+        seed=seed,
+        rank=accelerator.process_index,
+        num_ranks=accelerator.num_processes,
+        pin_memory=device_type == "cuda",
+    )
 
 
 def _start_problem(error: RuntimeError, rank_timeout: timedelta) -> str:

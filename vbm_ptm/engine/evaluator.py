@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig, evaluation_loader
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner
@@ -19,10 +18,9 @@ from vbm_ptm.metrics import AccuracyCell, count_correct
 class Evaluator:
     """Counts correct predictions on the test images of tasks, each image exactly once over all ranks."""
 
-    def __init__(self, accelerator: Accelerator, benchmark: Benchmark, loading: LoaderConfig) -> None:
+    def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
         self.accelerator = accelerator
-        self.benchmark = benchmark
-        self.loading = loading
+        self.loaders = loaders
 
     @torch.no_grad()
     def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
@@ -31,8 +29,9 @@ class Evaluator:
         Raises:
             TrainingError: Not every test image was counted exactly once.
         """
-        test = self.benchmark.datasets.test
-        rows = [self.benchmark.test_rows(task) for task in tasks]
+        benchmark = self.loaders.benchmark
+        test = benchmark.datasets.test
+        rows = [benchmark.test_rows(task) for task in tasks]
         task_of_row = np.full(len(test), -1)
         for position, task_rows in enumerate(rows):
             task_of_row[task_rows] = position
@@ -45,17 +44,7 @@ class Evaluator:
             for own in own_classes
         ]
         learner.eval()
-        loader = evaluation_loader(
-            test,
-            rows=np.concatenate(rows),
-            class_indices=self.benchmark.class_indices(test),
-            transforms=self.benchmark.transforms,
-            config=self.loading,
-            rank=self.accelerator.process_index,
-            num_ranks=self.accelerator.num_processes,
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
-        for images, labels, sample_ids in loader:
+        for images, labels, sample_ids in self.loaders.evaluation(test, np.concatenate(rows)):
             with self.accelerator.autocast():
                 scores = learner.predict(images.to(self.accelerator.device, non_blocking=True)).float().cpu()
             task_of_image = torch.from_numpy(task_of_row[sample_ids.numpy()])

@@ -13,8 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig, evaluation_loader
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import chunk
 from vbm_ptm.learners.base import Learner
@@ -29,22 +28,11 @@ class TaskFeatures:
     Implements ``vbm_ptm.learners.base.Features``. Nothing is computed before the first call.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        benchmark: Benchmark,
-        task: Task,
-        accelerator: Accelerator,
-        loading: LoaderConfig,
-        *,
-        seed: int,
-    ) -> None:
+    def __init__(self, learner: Learner, task: Task, *, accelerator: Accelerator, loaders: Loaders) -> None:
         self.learner = learner
-        self.benchmark = benchmark
         self.task = task
         self.accelerator = accelerator
-        self.loading = loading
-        self.seed = seed
+        self.loaders = loaders
 
     @torch.no_grad()
     def __call__(
@@ -55,22 +43,10 @@ class TaskFeatures:
         Raises:
             FloatingPointError: A feature is not finite.
         """
-        wanted = self.benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
-        train = self.benchmark.datasets.train
-        class_indices = self.benchmark.class_indices(train)
-        loader = evaluation_loader(
-            train,
-            rows=wanted,
-            class_indices=class_indices,
-            transforms=self.benchmark.transforms,
-            transform=transform,
-            seed=self.seed,
-            task_index=self.task.index,
-            config=self.loading,
-            rank=self.accelerator.process_index,
-            num_ranks=self.accelerator.num_processes,
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
+        benchmark = self.loaders.benchmark
+        train = benchmark.datasets.train
+        wanted = benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
+        loader = self.loaders.evaluation(train, wanted, transform=transform, task_index=self.task.index)
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
         table: Tensor | None = None
@@ -83,7 +59,7 @@ class TaskFeatures:
             table[position : position + len(values)] = values
             position += len(values)
         features = self._complete(table, shares)
-        labels = torch.from_numpy(class_indices[wanted])
+        labels = torch.from_numpy(benchmark.class_indices(train)[wanted])
         sample_ids = torch.from_numpy(wanted.copy())
         if not bool(features.isfinite().all()):
             broken = sample_ids[~features.isfinite().all(dim=1)].tolist()

@@ -16,21 +16,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig, TrainLoader
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import MultiViewDataset, ViewBatch, ViewBatchSampler, chunk
-from vbm_ptm.engine.objective import ViewBatchObjective
+from vbm_ptm.data.view_batch import ViewBatch, chunk
 from vbm_ptm.engine.optimization import (
-    OptimizationConfig,
     build_optimizer,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
 )
 from vbm_ptm.engine.readings import Readings
-from vbm_ptm.engine.tracking import ProgressDisplay
-from vbm_ptm.engine.workload import training_workload
+from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.learners.base import Learner, LearnerOutput
 from vbm_ptm.randomness import seed_for, seed_step
 
@@ -43,20 +39,12 @@ class TaskTraining:
     Args:
         learner: Has begun the task, and is on its device.
         task: What to train on.
-        sampler: Decides what the steps hold.
-        benchmark: Data and transforms.
-        objective: The loss.
-        optimization: Epochs, optimizer and schedule.
-        loading: Workers.
-        max_steps: Stop after so many steps; None for all epochs.
-        log_every: Steps between two readings of the losses.
+        recipe: The loss, and how the task is trained.
+        loaders: Bring the training images.
         accelerator: Devices, ranks and precision.
-        seed: Training seed.
         readings: Receives the loss parts of every step.
-        display: Shows the position.
 
     Attributes:
-        num_views: V, fewer than asked for where the task has fewer samples.
         epoch: Epoch of the next step, from 0.
         step: Next step in the epoch, from 0.
         visits: (samples,) how often each sample of the task has been trained on.
@@ -69,66 +57,57 @@ class TaskTraining:
         learner: Learner,
         task: Task,
         *,
-        sampler: ViewBatchSampler,
-        benchmark: Benchmark,
-        objective: ViewBatchObjective,
-        optimization: OptimizationConfig,
-        loading: LoaderConfig,
-        max_steps: int | None,
-        log_every: int,
+        recipe: Recipe,
+        loaders: Loaders,
         accelerator: Accelerator,
-        seed: int,
         readings: Readings,
-        display: ProgressDisplay,
     ) -> None:
         self.learner = learner
         self.task = task
-        self.sampler = sampler
-        self.benchmark = benchmark
-        self.objective = objective
-        self.optimization = optimization
-        self.loading = loading
-        self.log_every = log_every
+        self.recipe = recipe
+        self.loaders = loaders
         self.accelerator = accelerator
-        self.seed = seed
         self.readings = readings
-        self.display = display
-        self.rows = benchmark.training_rows(task)
+        self.rows = loaders.benchmark.training_rows(task)
         self.groups = learner.parameter_groups()
-        self.num_views = sampler.num_views
-        workload = training_workload(sampler, epochs=optimization.epochs, max_steps=max_steps)
-        self.num_planned_steps = workload.num_steps if self.groups else 0
+        self.sampler = recipe.sampler(len(self.rows), task_index=task.index)
+        self.num_planned_steps = recipe.workload(self.sampler).num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
         self.visits: Integers = np.zeros(len(self.rows), dtype=np.int64)
         self._optimizer: torch.optim.Optimizer | None = None
         self._restored: Mapping[str, Tensor] = {}
 
     @property
+    def num_views(self) -> int:
+        """V, fewer than asked for where the task has fewer samples."""
+        return self.sampler.num_views
+
+    @property
     def is_complete(self) -> bool:
         """Whether no step is left."""
         return self.num_steps == self.num_planned_steps
 
-    def steps(self) -> Iterator[None]:
-        """Train to the end of the task; yield after each step, where a run may be stopped."""
+    def steps(self) -> Iterator[int]:
+        """Train to the end of the task; yield the epoch of each step after it, where a run may be stopped."""
         if self.is_complete:
             return
-        loader = self._loader()
+        loader = self.loaders.training(self.task, self.sampler)
         self.learner.train()
-        self._optimizer = build_optimizer(self.optimization, self.groups)
+        self._optimizer = build_optimizer(self.recipe.optimization, self.groups)
         load_optimizer_tensors(self._optimizer, self.learner, self._restored)
         # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
         with warnings.catch_warnings():
             # Accelerate knows no other word for it yet.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             model, optimizer = self.accelerator.prepare(_TrainingForward(self.learner), self._optimizer)
-        self.display.show(self._where())
         while not self.is_complete:
-            loader.set_epoch(self.epoch, start_step=self.step)
-            set_learning_rate(optimizer, self.optimization, self.epoch)
+            epoch = self.epoch
+            loader.set_epoch(epoch, start_step=self.step)
+            set_learning_rate(optimizer, self.recipe.optimization, epoch)
             for positions, batch in zip(self.sampler.steps()[self.step :], loader, strict=True):
                 self._take_step(model, optimizer, positions, batch)
                 self._advance(positions)
-                yield
+                yield epoch
                 if self.is_complete:
                     break
         self.accelerator.free_memory()
@@ -165,7 +144,9 @@ class TaskTraining:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
     ) -> None:
         """Forward and backward over the micro-batches, one step of the optimizer."""
-        seed_step(seed_for("step", seed=self.seed, task=self.task.index, epoch=self.epoch, sample=self.step))
+        seed_step(
+            seed_for("step", seed=self.recipe.seed, task=self.task.index, epoch=self.epoch, sample=self.step)
+        )
         parts = self._accumulate_gradients(model, batch)
         parts["gradient_norm"] = self._gradient_norm()
         optimizer.step()
@@ -184,7 +165,7 @@ class TaskTraining:
 
     def _accumulate_gradients(self, model: nn.Module, batch: ViewBatch) -> dict[str, Tensor]:
         """Leave the gradient of the whole step with the parameters; return the loss parts, those of the whole step."""
-        micro_batches = cut_into_micro_batches(batch, self.optimization.gradient_accumulation_steps)
+        micro_batches = cut_into_micro_batches(batch, self.recipe.optimization.gradient_accumulation_steps)
         totals: dict[str, Tensor] = {}
         for number, micro_batch in enumerate(micro_batches, start=1):
             here = micro_batch.to(self.accelerator.device, non_blocking=True)
@@ -192,7 +173,7 @@ class TaskTraining:
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.accelerator.no_sync(model):
                 output = model(here.images.flatten(0, 1), here.labels.repeat_interleave(self.num_views))
-                loss, parts = self.objective(
+                loss, parts = self.recipe.objective(
                     output,
                     here.labels,
                     num_views=self.num_views,
@@ -211,52 +192,21 @@ class TaskTraining:
         norm = torch.nn.utils.get_total_norm(
             [parameter.grad for parameter in trained if parameter.grad is not None]
         )
-        if self.optimization.clip_gradient_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(trained, self.optimization.clip_gradient_norm, norm)
+        if self.recipe.optimization.clip_gradient_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(trained, self.recipe.optimization.clip_gradient_norm, norm)
         return norm
 
     def _advance(self, positions: list[int]) -> None:
-        """Count a step that has been taken, and show what is known of it."""
+        """Count a step that has been taken."""
         self._count(positions)
         self.step += 1
-        self.display.advance()
-        where, is_epoch_over = self._where(), self.step == len(self.sampler)
-        if self.num_steps % self.log_every == 0:
-            self.display.show(where, self.readings.read())
-        if is_epoch_over or self.is_complete:
-            self.display.end_epoch(where, self.readings.end_epoch())
-        if is_epoch_over:
+        if self.step == len(self.sampler):
             self.epoch, self.step = self.epoch + 1, 0
 
     def _count(self, positions: list[int]) -> None:
         self.visits[positions] += 1
         self.num_steps += 1
         self.num_images += len(positions) * self.num_views
-
-    def _loader(self) -> TrainLoader:
-        """Return this rank's part of every step."""
-        train = self.benchmark.datasets.train
-        dataset = MultiViewDataset(
-            train,
-            rows=self.rows,
-            class_indices=self.benchmark.class_indices(train),
-            transforms=self.benchmark.transforms,
-            num_views=self.num_views,
-            seed=self.seed,
-            task_index=self.task.index,
-        )
-        return TrainLoader(
-            dataset,
-            sampler=self.sampler,
-            config=self.loading,
-            rank=self.accelerator.process_index,
-            num_ranks=self.accelerator.num_processes,
-            pin_memory=self.accelerator.device.type == "cuda",
-        )
-
-    def _where(self) -> str:
-        num_tasks = len(self.benchmark.scenario.tasks)
-        return f"task {self.task.index + 1}/{num_tasks} · epoch {self.epoch + 1}/{self.optimization.epochs}"
 
 
 def cut_into_micro_batches(batch: ViewBatch, count: int) -> list[ViewBatch]:

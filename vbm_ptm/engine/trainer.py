@@ -18,21 +18,17 @@ from accelerate import Accelerator
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import ViewBatchConfig, ViewBatchSampler
 from vbm_ptm.engine.acceleration import Precision, Tracker, wait_for_ranks
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
 from vbm_ptm.engine.interruption import StopRequest
-from vbm_ptm.engine.objective import ViewBatchObjective
-from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.readings import Readings
+from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
-from vbm_ptm.engine.workload import training_workload
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
@@ -72,14 +68,10 @@ class Trainer:
 
     Args:
         learner: Fresh, or restored to a checkpoint, of which ``load_state`` gets the state.
-        benchmark: Data, tasks and transforms.
-        objective: The loss.
-        optimization: Epochs, batch size, optimizer and schedule of each task.
-        view_batch: Number of views.
-        loading: Workers and evaluation batch size.
+        recipe: The loss, and how each task is trained.
+        loaders: Bring the images of the benchmark.
         config: How the loop runs.
         accelerator: Devices, ranks and precision.
-        seed: Training seed.
         log: Receives an event for each reading, task and evaluation.
         store: Where checkpoints go; None on ranks other than 0.
         schedule: When to save inside a task.
@@ -90,33 +82,26 @@ class Trainer:
         self,
         learner: Learner,
         *,
-        benchmark: Benchmark,
-        objective: ViewBatchObjective,
-        optimization: OptimizationConfig,
-        view_batch: ViewBatchConfig,
-        loading: LoaderConfig,
+        recipe: Recipe,
+        loaders: Loaders,
         config: TrainerConfig,
         accelerator: Accelerator,
-        seed: int,
         log: RunLog,
         store: CheckpointStore | None,
         schedule: SaveSchedule,
         stop: StopRequest,
     ) -> None:
         self.learner = learner
-        self.benchmark = benchmark
-        self.objective = objective
-        self.optimization = optimization
-        self.view_batch = view_batch
-        self.loading = loading
+        self.recipe = recipe
+        self.loaders = loaders
+        self.benchmark = loaders.benchmark
         self.config = config
         self.accelerator = accelerator
-        self.seed = seed
         self.log = log
         self.store = store
         self.schedule = schedule
         self.stop = stop
-        self.evaluator = Evaluator(accelerator, benchmark, loading)
+        self.evaluator = Evaluator(accelerator, loaders)
         self.matrix = AccuracyMatrix()
         self.records: list[TaskRecord] = []
         self._has_shown_parameters = False
@@ -151,7 +136,7 @@ class Trainer:
 
     def _fit_task(self, task: Task, display: ProgressDisplay) -> None:
         if self._resumed is None:
-            with seeded(seed_for("begin_task", seed=self.seed, task=task.index)):
+            with seeded(seed_for("begin_task", seed=self.recipe.seed, task=task.index)):
                 self.learner.begin_task(task)
         self.learner.to(self.accelerator.device)
         parameters = parameter_counts(self.learner)
@@ -214,29 +199,23 @@ class Trainer:
 
     def _train(self, task: Task, display: ProgressDisplay) -> tuple[TaskTraining, float]:
         """Run the task's epochs, or what is left of them; return the seconds that they took in all."""
+        readings = Readings(
+            self.accelerator, self.log, task_index=task.index, first_step=self._tracker_step()
+        )
         training = TaskTraining(
             self.learner,
             task,
-            sampler=self._sampler(task),
-            benchmark=self.benchmark,
-            objective=self.objective,
-            optimization=self.optimization,
-            loading=self.loading,
-            max_steps=self.config.max_steps_per_task,
-            log_every=self.config.log_every,
+            recipe=self.recipe,
+            loaders=self.loaders,
             accelerator=self.accelerator,
-            seed=self.seed,
-            readings=Readings(
-                self.accelerator, self.log, task_index=task.index, first_step=self._tracker_step()
-            ),
-            display=display,
+            readings=readings,
         )
         if not training.num_planned_steps:
             display.advance(self._steps_of(task))  # planned before anybody could know
-        elif training.num_views < self.view_batch.num_views:
+        elif training.num_views < self.recipe.num_views:
             logger.warning(
                 "task %d has %d samples: %d views in place of %d",
-                *(task.index, len(training.visits), training.num_views, self.view_batch.num_views),
+                *(task.index, len(training.visits), training.num_views, self.recipe.num_views),
             )
         if training.num_planned_steps and len(task.classes) == 1:
             logger.warning(
@@ -251,9 +230,24 @@ class Trainer:
             started -= position["seconds"]
             self._resumed = None
         self.schedule.begin(num_steps=training.num_steps, now=time.monotonic())
-        for _ in training.steps():
+        if not training.is_complete:
+            display.show(self._where(task, training.epoch))
+        for epoch in training.steps():
+            self._show_step(training, self._where(task, epoch), display)
             self._between_steps(training, started)
         return training, time.monotonic() - started
+
+    def _show_step(self, training: TaskTraining, where: str, display: ProgressDisplay) -> None:
+        """Show what is known of the step that was taken last."""
+        display.advance()
+        if training.num_steps % self.config.log_every == 0:
+            display.show(where, training.readings.read())
+        if training.step == 0 or training.is_complete:
+            display.end_epoch(where, training.readings.end_epoch())
+
+    def _where(self, task: Task, epoch: int) -> str:
+        num_tasks, num_epochs = len(self.benchmark.scenario.tasks), self.recipe.optimization.epochs
+        return f"task {task.index + 1}/{num_tasks} · epoch {epoch + 1}/{num_epochs}"
 
     def _between_steps(self, training: TaskTraining, started: float) -> None:
         """Save and stop where it is time to; ranks agree on both where they wait for each other anyway."""
@@ -291,10 +285,8 @@ class Trainer:
 
     def _end_task(self, task: Task) -> None:
         self.learner.eval()
-        features = TaskFeatures(
-            self.learner, self.benchmark, task, self.accelerator, self.loading, seed=self.seed
-        )
-        with seeded(seed_for("end_task", seed=self.seed, task=task.index)):
+        features = TaskFeatures(self.learner, task, accelerator=self.accelerator, loaders=self.loaders)
+        with seeded(seed_for("end_task", seed=self.recipe.seed, task=task.index)):
             self.learner.end_task(task, features)
         self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
         self._broadcast_state()
@@ -315,15 +307,8 @@ class Trainer:
     def _steps_of(self, task: Task) -> int:
         if not self.learner.config.trains(task.index):
             return 0
-        workload = training_workload(
-            self._sampler(task), epochs=self.optimization.epochs, max_steps=self.config.max_steps_per_task
-        )
-        return workload.num_steps
-
-    def _sampler(self, task: Task) -> ViewBatchSampler:
         num_samples = len(self.benchmark.training_rows(task))
-        batch_size, num_views = self.optimization.batch_size, self.view_batch.num_views
-        return ViewBatchSampler(num_samples, batch_size, num_views, self.seed, task.index)
+        return self.recipe.workload(self.recipe.sampler(num_samples, task_index=task.index)).num_steps
 
     def _tracker_step(self) -> int:
         """Return the steps of finished tasks, each task counted as one more: trackers drop what does not rise."""

@@ -22,7 +22,7 @@ from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms, build_transforms
-from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator
+from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator, loaders_for
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner
@@ -67,7 +67,7 @@ def evaluate(
         )
     restore_checked(setup, checkpoint)
     setup.learner.to(accelerator.device)
-    evaluator = Evaluator(accelerator, setup.benchmark, config.data.for_device(accelerator.device.type))
+    evaluator = Evaluator(accelerator, loaders_for(accelerator, setup.benchmark, config.data))
     tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
     cells = evaluator.evaluate(setup.learner, tasks[num_gaps:])
     return AccuracyMatrix.of_last_row(cells, after=checkpoint.task_index, first_task=num_gaps)
@@ -115,7 +115,7 @@ def evaluate_on(
     everything = Task(0, tuple(sorted(indices.tolist())), (), len(known))
     scenario = Scenario("class_incremental", stored.class_names, (), (everything,), indices)
     benchmark = Benchmark(datasets, scenario, stored.transforms)
-    evaluator = Evaluator(stored.accelerator, benchmark, stored.loading)
+    evaluator = Evaluator(stored.accelerator, loaders_for(stored.accelerator, benchmark, stored.loading))
     return AccuracyMatrix.of_last_row(evaluator.evaluate(stored.learner, [everything]))
 
 
