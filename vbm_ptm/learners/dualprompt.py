@@ -47,6 +47,7 @@ class DualPrompt(Learner):
     """Frozen backbone, general prefixes for all tasks, an expert and a key for each task."""
 
     config_class = DualPromptConfig
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

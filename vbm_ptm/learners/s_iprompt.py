@@ -59,6 +59,7 @@ class SIPrompt(Learner):
     """Frozen backbone; tokens, head and centres for each session."""
 
     config_class = SIPromptConfig
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: SIPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

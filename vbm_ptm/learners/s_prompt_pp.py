@@ -42,6 +42,7 @@ class SPromptPP(Learner):
     """Frozen backbone, an expert and a key for each task."""
 
     config_class = SPromptPPConfig
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: SPromptPPConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
