@@ -176,3 +176,16 @@ def test_run__refuses_the_checkpoint_of_another_run(toy_tree: Callable[..., Tree
         run(tree, output=tmp_path / "1", resume=True)
     with pytest.raises(UsageError, match=r"no checkpoint in .* can be used"):
         run(tree, output=tmp_path / "1", resume=True, skip_damaged=True)
+
+
+@pytest.mark.slow
+def test_run__a_session_that_is_known_is_not_missed(tmp_path: Path) -> None:
+    """Sessions of the digits look alike, so that some images are sent to another one's head."""
+    overrides = ["view_batch.num_views=1", "optimization.epochs=1", "scenario.num_tasks=5"]
+    config = compose(dataset="digits", learner="s_iprompt", overrides=overrides).validate()
+    metrics = run(config, output=tmp_path / "run")["metrics"]
+    told, guessed = (
+        metrics[scope]["top1"]["last_accuracy"] for scope in ("task_incremental", "class_incremental")
+    )
+    assert told > guessed + 1
+    assert metrics["task_expert"] is None

@@ -186,6 +186,20 @@ class TestCountCorrect:
         labels = torch.tensor([2, 1, 1, 0])
         assert count_correct(scores, labels, task_classes=(1, 2)) == AccuracyCell(4, 2, 4, 2, 3)
 
+    def test_count_correct__counts_what_it_is_given_for_the_task(self) -> None:
+        scores = torch.tensor([[0.9, 0.1, 0.2], [0.9, 0.3, 0.2]])
+        labels, own, expert = torch.tensor([2, 1]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.eye(2)
+        cell = count_correct(scores, labels, task_classes=(1, 2), expert_scores=expert)
+        assert (cell.class_incremental_top1, cell.task_incremental_top1, cell.task_expert_top1) == (0, 2, 0)
+        cell = count_correct(scores, labels, task_classes=(2, 1), own_scores=own.flip(1))
+        assert (cell.class_incremental_top1, cell.task_incremental_top1, cell.task_expert_top1) == (
+            0,
+            2,
+            None,
+        )
+        both = count_correct(scores, labels, task_classes=(1, 2), expert_scores=own)
+        assert both + both == AccuracyCell(4, 0, 4, 4, 4, 4, 4)
+
     def test_count_correct__has_no_task_incremental_counts_without_own_classes(self) -> None:
         cell = count_correct(torch.eye(3), torch.arange(3), task_classes=None)
         assert cell == AccuracyCell(3, 3, 3)

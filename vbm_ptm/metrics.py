@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Scope = Literal["class_incremental", "task_incremental"]
+Scope = Literal["class_incremental", "task_incremental", "task_expert"]
 TopK = Literal[1, 5]
 Weighting = Literal["pooled", "task_mean"]
 
@@ -34,6 +34,9 @@ class AccuracyCell:
         class_incremental_top5: Images whose class is among the five best of all seen classes.
         task_incremental_top1: The same among the task's own classes; None where tasks share their classes.
         task_incremental_top5: Likewise.
+        task_expert_top1: The same with the task's own expert in place of a chosen one; None where the learner has no
+            expert for a task, or where the task-incremental counts are made with it already.
+        task_expert_top5: Likewise.
     """
 
     total: int
@@ -41,6 +44,8 @@ class AccuracyCell:
     class_incremental_top5: int
     task_incremental_top1: int | None = None
     task_incremental_top5: int | None = None
+    task_expert_top1: int | None = None
+    task_expert_top5: int | None = None
 
     def __post_init__(self) -> None:
         for scope in get_args(Scope):
@@ -70,10 +75,19 @@ class AccuracyCell:
             class_incremental_top5=self.class_incremental_top5 + other.class_incremental_top5,
             task_incremental_top1=together(self.task_incremental_top1, other.task_incremental_top1),
             task_incremental_top5=together(self.task_incremental_top5, other.task_incremental_top5),
+            task_expert_top1=together(self.task_expert_top1, other.task_expert_top1),
+            task_expert_top5=together(self.task_expert_top5, other.task_expert_top5),
         )
 
 
-def count_correct(scores: Tensor, labels: Tensor, *, task_classes: Iterable[int] | None) -> AccuracyCell:
+def count_correct(
+    scores: Tensor,
+    labels: Tensor,
+    *,
+    task_classes: Sequence[int] | None,
+    own_scores: Tensor | None = None,
+    expert_scores: Tensor | None = None,
+) -> AccuracyCell:
     """Count the images of one task that the scores get right.
 
     A class is among the k best if its score is finite and fewer than k other classes score higher, or equal
@@ -84,20 +98,30 @@ def count_correct(scores: Tensor, labels: Tensor, *, task_classes: Iterable[int]
         labels: (N,) class indices; a label beyond K is a class not seen yet, never right.
         task_classes: The task's own class indices, for the task-incremental counts; None where tasks share
             their classes.
+        own_scores: (N, task classes) what the task-incremental counts are made of; None for those columns of
+            ``scores``, the usual definition, which says nothing where a learner rules classes out.
+        expert_scores: (N, task classes) of the task's own expert, for the counts of their own.
     """
     all_classes = torch.arange(scores.shape[1], device=scores.device)
     ranks = _ranks(scores, labels, all_classes)
-    inside: Tensor | None = None
+    inside = expert = None
     if task_classes is not None:
-        own = torch.tensor(sorted(task_classes), dtype=torch.int64, device=scores.device)
-        inside = _ranks(scores[:, own], labels, own)
+        own = torch.tensor(list(task_classes), dtype=torch.int64, device=scores.device)
+        inside = _ranks(scores[:, own] if own_scores is None else own_scores, labels, own)
+        expert = None if expert_scores is None else _ranks(expert_scores, labels, own)
     return AccuracyCell(
         total=len(labels),
         class_incremental_top1=int((ranks < 1).sum()),
         class_incremental_top5=int((ranks < 5).sum()),
-        task_incremental_top1=None if inside is None else int((inside < 1).sum()),
-        task_incremental_top5=None if inside is None else int((inside < 5).sum()),
+        task_incremental_top1=_num_below(1, inside),
+        task_incremental_top5=_num_below(5, inside),
+        task_expert_top1=_num_below(1, expert),
+        task_expert_top5=_num_below(5, expert),
     )
+
+
+def _num_below(limit: int, ranks: Tensor | None) -> int | None:
+    return None if ranks is None else int((ranks < limit).sum())
 
 
 def _ranks(scores: Tensor, labels: Tensor, classes: Tensor) -> Tensor:

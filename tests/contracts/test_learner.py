@@ -284,6 +284,26 @@ def test_learner__prediction_does_not_depend_on_the_batch(trained: Learner) -> N
     torch.testing.assert_close(predict(trained, crowded)[:1], whole[:1], atol=1e-5, rtol=1e-5)
 
 
+def test_learner__with_task_experts_scores_the_classes_of_a_task(trained: Learner) -> None:
+    if not trained.has_task_experts:
+        assert not trained.rules_out_classes
+        with pytest.raises(NotImplementedError):
+            trained.predict_task(TEST_IMAGES, EQUAL.tasks[0])
+        return
+    scores = predict(trained)
+    assert bool(scores.isneginf().any()) == trained.rules_out_classes
+    for task in EQUAL.tasks:
+        with torch.no_grad():
+            whole = trained.predict_task(TEST_IMAGES, task)
+            parts = torch.cat([trained.predict_task(part, task) for part in TEST_IMAGES.split(2)])
+        assert whole.shape == (len(TEST_IMAGES), len(task.classes))
+        assert bool(whole.isfinite().all())
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+        if trained.rules_out_classes:  # where the task is recognised, both are the same
+            own = scores[:, list(task.classes)]
+            torch.testing.assert_close(torch.where(own.isfinite(), own, whole), whole, atol=1e-5, rtol=1e-5)
+
+
 def test_learner__forward_does_not_depend_on_the_batch_or_the_grouping(build: Build) -> None:
     """Views of one sample side by side, or apart, or alone: the learner knows images only."""
     learner = fit(build(), EQUAL, until=1)

@@ -33,6 +33,9 @@ class Scripted(Learner):
 
     config_class = LearnerConfig
 
+    # (rows of the test split, columns of the row's own task)
+    experts: Tensor
+
     def __init__(self, backbone: PromptableViT, table: Tensor) -> None:
         super().__init__(backbone, LearnerConfig(name="scripted"), num_tasks=3)
         self.table = table
@@ -44,6 +47,10 @@ class Scripted(Learner):
         self.asked.append(rows.tolist())
         self.modes.append((self.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
         return self.table[rows, : self.num_seen_classes]
+
+    def predict_task(self, images: Tensor, task: Task) -> Tensor:
+        rows = ((images[:, 0, 16, 16] * 0.25 + 0.5) * 255).round().long()
+        return self.experts[rows, : len(task.classes)]
 
 
 @pytest.fixture
@@ -59,6 +66,8 @@ def evaluate(
         after: int,
         batch_size: int = 3,
         mixed_precision: Precision = "no",
+        experts: Tensor | None = None,
+        rules_out_classes: bool = False,
         change: Callable[[Task], Task] = lambda task: task,
         **scenario: Any,
     ) -> tuple[list[AccuracyCell], Scripted]:
@@ -68,6 +77,9 @@ def evaluate(
             [1] * len(test_sizes), test_sizes=test_sizes, test_images=shades, **scenario
         )
         learner = Scripted(tiny_backbones[2], table)
+        if experts is not None:
+            learner.experts, learner.has_task_experts = experts, True  # type: ignore[misc]
+        learner.rules_out_classes = rules_out_classes  # type: ignore[misc]
         for task in benchmark.scenario.tasks[: after + 1]:
             learner.begin_task(task)
         learner.train()
@@ -130,6 +142,52 @@ def test_evaluator__a_class_that_is_ruled_out_is_never_right(evaluate: Callable[
     assert (first.class_incremental_top1, first.class_incremental_top5) == (1, 1)
     assert (first.task_incremental_top1, first.task_incremental_top5) == (1, 1)
     assert (second.class_incremental_top5, second.task_incremental_top1) == (0, 0)
+
+
+def test_evaluator__counts_the_expert_of_the_task_beside_the_usual_definition(
+    evaluate: Callable[..., Any],
+) -> None:
+    scores = one_hot([0, 0, 2, 2], 4)  # by hand: classes 0 and 2 are right, 1 and 3 are taken for them
+    experts = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])  # by hand: 0, 1 and 3 are right
+    options: dict[str, Any] = {"after": 1, "num_tasks": 2, "experts": experts}
+    for batch_size in (1, 3):
+        cells, _ = evaluate([1, 1, 1, 1], scores, batch_size=batch_size, **options)
+        assert [cell.task_incremental_top1 for cell in cells] == [1, 1]
+        assert [cell.task_expert_top1 for cell in cells] == [2, 1]
+    cells, _ = evaluate([1, 0, 0, 0], scores, **options)
+    assert [(cell.total, cell.task_expert_top1) for cell in cells] == [(1, 1), (0, 0)]
+
+
+def test_evaluator__task_incremental_accuracy_is_the_expert_s_where_classes_are_ruled_out(
+    evaluate: Callable[..., Any],
+) -> None:
+    """The session of rows 1 and 2 is guessed wrong, which task-incremental accuracy does not care for."""
+    out = RULED_OUT
+    scores = torch.tensor(
+        [[1.0, 0.0, out, out], [out, out, 1.0, 0.0], [1.0, 0.0, out, out], [out, out, 1.0, 2.0]]
+    )
+    experts = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 2.0]])
+    cells, _ = evaluate([1, 1, 1, 1], scores, after=1, num_tasks=2, experts=experts, rules_out_classes=True)
+    assert [cell.class_incremental_top1 for cell in cells] == [1, 1]
+    assert [cell.task_incremental_top1 for cell in cells] == [2, 1]
+    assert [cell.task_expert_top1 for cell in cells] == [None, None]
+
+
+def test_evaluator__joint_training_and_domains_ask_no_expert(evaluate: Callable[..., Any]) -> None:
+    experts = torch.full((4, 4), torch.nan)
+    cells, _ = evaluate(
+        [1, 1, 2], one_hot([0, 0, 2, 2], 3), after=0, kind="joint", num_tasks=3, experts=experts
+    )
+    assert [(cell.task_incremental_top1, cell.task_expert_top1) for cell in cells] == [
+        (1, None),
+        (1, None),
+        (2, None),
+    ]
+    cells, _ = evaluate(
+        [1, 1], one_hot([0, 1, 1, 1], 2), after=1, kind="domain_incremental", domains=("photo", "sketch"),
+        experts=experts,
+    )  # fmt: skip
+    assert [cell.task_expert_top1 for cell in cells] == [None, None]
 
 
 def test_evaluator__tasks_without_test_images_have_empty_cells(evaluate: Callable[..., Any]) -> None:

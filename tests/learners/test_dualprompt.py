@@ -65,6 +65,12 @@ def test_dualprompt__trains_with_the_task_s_own_expert(learner: Learner, images:
     torch.testing.assert_close(output.auxiliary["pull"].double(), -cosine, atol=1e-6, rtol=0)
 
 
+def test_dualprompt__a_known_task_has_its_own_expert(learner: Learner, images: Tensor) -> None:
+    for task in TASKS:
+        expected = scores(learner, images, task.index)[:, list(task.classes)]
+        torch.testing.assert_close(learner.predict_task(images, task), expected, atol=1e-6, rtol=0)
+
+
 def test_dualprompt__pull_has_a_weight(build: Build, images: Tensor) -> None:
     pulls = []
     for weight in (1.0, 0.25):

@@ -180,6 +180,13 @@ def test_s_iprompt__each_image_has_the_head_of_its_own_session(build: Build, ima
     assert learner.predict(images[:0], AXES[:0]).shape == (0, 7)
 
 
+def test_s_iprompt__a_known_session_has_its_own_prompt_and_head(build: Build, images: Tensor) -> None:
+    learner = with_centres(build("s_iprompt"), TASKS, [AXES[0:1], AXES[1:2], AXES[2:3]])
+    for session, task in enumerate(TASKS):
+        told = learner.predict_task(images, task)
+        torch.testing.assert_close(told, scores(learner, images, session), atol=1e-6, rtol=0)
+
+
 def test_s_iprompt__finds_the_session_by_the_image_s_own_query(build: Build, images: Tensor) -> None:
     learner = build("s_iprompt")
     queries = learner.query(images)

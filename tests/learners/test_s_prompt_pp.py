@@ -73,6 +73,12 @@ def test_s_prompt_pp__predicts_with_the_nearest_expert_of_each_image(
         assert not torch.isclose(expected, scores(learner, images, (row + 1) % 3)[row], atol=1e-4).all()
 
 
+def test_s_prompt_pp__a_known_task_has_its_own_expert(learner: Learner, images: Tensor) -> None:
+    for task in TASKS:
+        expected = scores(learner, images, task.index)[:, list(task.classes)]
+        torch.testing.assert_close(learner.predict_task(images, task), expected, atol=1e-6, rtol=0)
+
+
 def test_s_prompt_pp__pull_has_a_weight(build: Build, images: Tensor) -> None:
     pulls = []
     for weight in (1.0, 0.25):

@@ -1,4 +1,9 @@
-"""Accuracy on test images: per sample, over all seen classes, without telling the learner the task."""
+"""Accuracy on test images, per sample: over all seen classes without telling the learner the task, and told it.
+
+Task-incremental accuracy is made of the same scores, restricted to the classes of the task. Where each task has an
+expert of its own (S-iPrompt, DualPrompt, S-Prompt++), its accuracy is counted as well; for a learner that rules out all
+classes but those of a chosen expert (S-iPrompt), it is the task-incremental accuracy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
@@ -35,24 +41,29 @@ class Evaluator:
         task_of_row = np.full(len(test), -1)
         for position, task_rows in enumerate(rows):
             task_of_row[task_rows] = position
-        # In the domain-incremental scenario tasks share their classes: there is no task-incremental accuracy.
-        own_classes = [task.classes if task.domain is None else None for task in tasks]
+        nothing = torch.empty(0, learner.num_seen_classes), torch.empty(0, dtype=torch.long)
         cells = [
-            count_correct(
-                torch.empty(0, learner.num_seen_classes), torch.empty(0, dtype=torch.long), task_classes=own
+            _count(
+                learner,
+                task,
+                *nothing,
+                torch.empty(0, len(task.classes)) if _has_expert(learner, task) else None,
             )
-            for own in own_classes
+            for task in tasks
         ]
         learner.eval()
         for images, labels, sample_ids in self.loaders.evaluation(test, np.concatenate(rows)):
+            images = images.to(self.accelerator.device, non_blocking=True)
             with self.accelerator.autocast():
-                scores = learner.predict(images.to(self.accelerator.device, non_blocking=True)).float().cpu()
+                scores = learner.predict(images).float().cpu()
             task_of_image = torch.from_numpy(task_of_row[sample_ids.numpy()])
             for position in task_of_image.unique().tolist():
-                mine = task_of_image == position
-                cells[position] += count_correct(
-                    scores[mine], labels[mine], task_classes=own_classes[position]
-                )
+                mine, task = task_of_image == position, tasks[position]
+                own: Tensor | None = None
+                if _has_expert(learner, task):
+                    with self.accelerator.autocast():
+                        own = learner.predict_task(images[mine.to(images.device)], task).float().cpu()
+                cells[position] += _count(learner, task, scores[mine], labels[mine], own)
         cells = self._over_ranks(cells)
         counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
         if counted != expected:
@@ -70,3 +81,30 @@ class Evaluator:
         table = torch.tensor([[getattr(cell, name) for name in names] for cell in cells])
         summed = self.accelerator.reduce(table.to(self.accelerator.device), reduction="sum").tolist()
         return [AccuracyCell(**dict(zip(names, row, strict=True))) for row in summed]
+
+
+def _has_expert(learner: Learner, task: Task) -> bool:
+    """Return whether a task has an expert whose accuracy is worth counting.
+
+    In the domain-incremental scenario tasks share their classes, so that there is no task-incremental accuracy; joint
+    training evaluates tasks that it was not divided into.
+    """
+    return learner.has_task_experts and task.domain is None and task in learner.tasks
+
+
+def _count(
+    learner: Learner, task: Task, scores: Tensor, labels: Tensor, expert_scores: Tensor | None
+) -> AccuracyCell:
+    """Count what is correct among images of one task.
+
+    Args:
+        learner: Whose scores they are.
+        task: The task of the images.
+        scores: (N, seen).
+        labels: (N,) class indices.
+        expert_scores: (N, classes of the task) of the task's expert, if it has one.
+    """
+    classes = task.classes if task.domain is None else None
+    if learner.rules_out_classes:
+        return count_correct(scores, labels, task_classes=classes, own_scores=expert_scores)
+    return count_correct(scores, labels, task_classes=classes, expert_scores=expert_scores)

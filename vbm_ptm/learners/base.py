@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from vbm_ptm.backbones import Backbone, PromptableViT
+from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.settings import Settings
@@ -88,7 +88,7 @@ class TaskStatistics(nn.Module):
 
 
 class Learner(nn.Module):
-    """A continual-learning method on a backbone.
+    """A continual-learning method on a pre-trained vision transformer.
 
     Life of a task: ``begin_task``, training steps through ``forward``, ``end_task``, ``predict``.
     Restoring calls ``begin_task`` and ``allocate`` for every finished task, then loads the state strictly.
@@ -96,25 +96,20 @@ class Learner(nn.Module):
     checkpoint writes it once per task, and ``allocate`` rebuilds it from the recorded shapes.
 
     Args:
-        backbone: Of ``backbone_class``; the learner owns and may change it.
+        backbone: The pre-trained transformer; the learner owns and may change it.
         config: The method's settings.
         num_tasks: Tasks planned, for methods that divide a pool among them.
     """
 
     config_class: ClassVar[type[LearnerConfig]]
-    # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
-    # for ViTs also narrows the annotation of ``backbone``.
-    backbone_class: ClassVar[type[Backbone]] = PromptableViT
-    backbone: Backbone
+    # Whether each task has an expert of its own: the learner then offers ``predict_task``.
+    has_task_experts: ClassVar[bool] = False
+    # Whether ``predict`` rules seen classes out (-inf): task-incremental accuracy is then that of the task's expert.
+    rules_out_classes: ClassVar[bool] = False
     task_columns: Tensor
 
-    def __init__(self, backbone: Backbone, config: Any, *, num_tasks: int) -> None:
+    def __init__(self, backbone: PromptableViT, config: Any, *, num_tasks: int) -> None:
         super().__init__()
-        if not isinstance(backbone, self.backbone_class):
-            raise UsageError(
-                f"learner '{config.name}' needs a vision transformer that takes prompts, not a "
-                f"{type(backbone).__name__}."
-            )
         self.backbone = backbone
         self.config = config
         self.num_tasks = num_tasks
@@ -167,7 +162,7 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def query(self, images: Tensor) -> Tensor:
-        """Return the features (N, D) of the backbone alone, without prompts, without gradient and in eval mode."""
+        """Return the un-prompted class-token features (N, D), without gradient and in eval mode."""
         return self.backbone.query(images)
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
@@ -176,6 +171,15 @@ class Learner(nn.Module):
         Args:
             images: (N, C, H, W) float.
             query: (N, D) result of ``query(images)`` if it is known already.
+        """
+        raise NotImplementedError
+
+    def predict_task(self, images: Tensor, task: Task) -> Tensor:
+        """Return scores (N, classes of the task) of the task's own expert; where ``has_task_experts``.
+
+        Args:
+            images: (N, C, H, W) float.
+            task: A task that has begun; columns are in the order of its ``classes``.
         """
         raise NotImplementedError
 
@@ -220,7 +224,6 @@ class Learner(nn.Module):
             settings: Where the numbers are set, for the message.
             blocks: Block numbers, counted from 0.
         """
-        assert isinstance(self.backbone, PromptableViT)
         last = self.backbone.depth - 1
         if len(set(blocks)) < len(blocks) or not all(0 <= block <= last for block in blocks):
             raise UsageError(

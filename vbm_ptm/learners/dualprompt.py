@@ -47,7 +47,7 @@ class DualPrompt(Learner):
     """Frozen backbone, general prefixes for all tasks, an expert and a key for each task."""
 
     config_class = DualPromptConfig
-    backbone: PromptableViT
+    has_task_experts = True
 
     def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
@@ -88,6 +88,11 @@ class DualPrompt(Learner):
         query = self.query(images) if query is None else query
         chosen = self.experts.similarity(query).argmax(dim=1)
         return self._logits(images, self.general() | self.experts.of_images(chosen))
+
+    def predict_task(self, images: Tensor, task: Task) -> Tensor:
+        """Return logits (N, K) over the task's classes with the task's own expert."""
+        logits = self._logits(images, self.general() | self.experts.of_task(task.index))
+        return logits[:, self.columns(task.classes, images.device)]
 
     def _logits(self, images: Tensor, prefixes: dict[int, Tensor]) -> Tensor:
         scores: Tensor = self.heads(self.backbone.encode(images, prefixes=prefixes)[:, 0])

@@ -59,7 +59,8 @@ class SIPrompt(Learner):
     """Frozen backbone; tokens, head and centres for each session."""
 
     config_class = SIPromptConfig
-    backbone: PromptableViT
+    has_task_experts = True
+    rules_out_classes = True
 
     def __init__(self, backbone: PromptableViT, config: SIPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
@@ -102,6 +103,11 @@ class SIPrompt(Learner):
             columns = self.columns(task.classes, images.device)
             scores[mine, columns] = self.heads.forward_task(task.index, encoded[mine[:, 0], 0])
         return scores
+
+    def predict_task(self, images: Tensor, task: Task) -> Tensor:
+        """Return logits (N, K) of the session's own prompt and head."""
+        encoded = self.backbone.encode(images, tokens=self.tokens.of_task(task.index))
+        return self.heads.forward_task(task.index, encoded[:, 0])
 
     def end_task(self, task: Task, features: Features) -> None:
         """Find the centres of the session's normalised, un-prompted features."""

@@ -42,7 +42,7 @@ class SPromptPP(Learner):
     """Frozen backbone, an expert and a key for each task."""
 
     config_class = SPromptPPConfig
-    backbone: PromptableViT
+    has_task_experts = True
 
     def __init__(self, backbone: PromptableViT, config: SPromptPPConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
@@ -77,6 +77,11 @@ class SPromptPP(Learner):
         """Return logits (N, seen); every image has the expert whose key is nearest to its query."""
         query = self.query(images) if query is None else query
         return self._logits(images, self.experts.of_images(self.experts.similarity(query).argmax(dim=1)))
+
+    def predict_task(self, images: Tensor, task: Task) -> Tensor:
+        """Return logits (N, K) over the task's classes with the task's own expert."""
+        logits = self._logits(images, self.experts.of_task(task.index))
+        return logits[:, self.columns(task.classes, images.device)]
 
     def _logits(self, images: Tensor, prefixes: dict[int, Tensor]) -> Tensor:
         scores: Tensor = self.heads(self.backbone.encode(images, prefixes=prefixes)[:, 0])
