@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vbm_ptm.backbones import load_vit
+from vbm_ptm.backbones import load_backbone
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets
@@ -106,11 +106,19 @@ def _extended(
 
 def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
     """Load the backbone and build an untrained learner on it."""
-    backbone = load_vit(
-        config.backbone.name,
-        config.backbone.checkpoint,
-        image_size=config.backbone.image_size,
-        gradient_checkpointing=config.backbone.gradient_checkpointing,
+    method = learner_class(config.learner.name)
+    backbone = load_backbone(
+        config.backbone,
+        kind=method.backbone_class,
+        needed_by=f"learner '{config.learner.name}'",
+        seed=config.seed,
     )
     with seeded(seed_for("learner", seed=config.seed)):
-        return learner_class(config.learner.name)(backbone, config.learner, num_tasks=num_tasks)
+        learner = method(backbone, config.learner, num_tasks=num_tasks)
+    num_parts = config.optimization.gradient_accumulation_steps
+    if num_parts > 1 and backbone.has_batch_norm and not learner.backbone_is_frozen:
+        raise UsageError(
+            f"optimization.gradient_accumulation_steps is {num_parts}, but backbone '{config.backbone.name}' has batch "
+            "norms, which normalise a step as a whole: take 1, or more ranks."
+        )
+    return learner

@@ -252,7 +252,7 @@ def test_view_transforms__refuse_everything_but_rgb_images(image: Any) -> None:
         {"affine_scale": (1.1, 0.9)},
         {"horizontal_flip": 1.5},
         {"strong": "autoaugment"},
-        {"normalization": "cifar10"},
+        {"normalization": "cifar"},
         {"test_resize": 0.5},
         {"flip": 0.5},
     ],

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from vbm_ptm.backbones.vit import WeightsRecord
+from vbm_ptm.backbones import WeightsRecord
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner, TaskStatistics

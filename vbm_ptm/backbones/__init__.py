@@ -1,27 +1,32 @@
-"""Pre-trained vision transformers that take prompts and adaptations: the only door to timm.
+"""Backbones: pre-trained vision transformers that take prompts and adaptations, and networks of other kinds.
 
-Importing this package registers the embedded model with timm.
+The only door to timm. Importing this package registers the embedded model with timm.
 """
 
 from __future__ import annotations
 
 from vbm_ptm.backbones.adaptations import Adaptation, AdaptationConfig, build_adaptation
+from vbm_ptm.backbones.choosing import BackboneConfig, build_backbone, load_backbone
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
-from vbm_ptm.backbones.loading import BackboneConfig, build_vit, hub_facts, list_backbones, load_vit
-from vbm_ptm.backbones.vit import Preprocessing, PromptableViT, WeightsRecord, evaluating
+from vbm_ptm.backbones.loading import build_vit, hub_facts, list_backbones, load_vit
+from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, evaluating
+from vbm_ptm.backbones.vit import PromptableViT
 
 __all__ = [
     "EMBEDDED_NAME",
     "Adaptation",
     "AdaptationConfig",
+    "Backbone",
     "BackboneConfig",
     "Preprocessing",
     "PromptableViT",
     "WeightsRecord",
     "build_adaptation",
+    "build_backbone",
     "build_vit",
     "evaluating",
     "hub_facts",
     "list_backbones",
+    "load_backbone",
     "load_vit",
 ]

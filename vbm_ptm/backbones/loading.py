@@ -17,11 +17,14 @@ from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 
 from vbm_ptm.backbones.embedded import EMBEDDED_FILE, EMBEDDED_NAME
-from vbm_ptm.backbones.vit import Preprocessing, PromptableViT, WeightsRecord, unsupported_attributes
+from vbm_ptm.backbones.resnet import RESNET18_CIFAR
+from vbm_ptm.backbones.support import Preprocessing, WeightsRecord
+from vbm_ptm.backbones.vit import PromptableViT, unsupported_attributes
 from vbm_ptm.backbones.weights_file import (
     GOOGLE_PATCHES,
     GOOGLE_POSITIONS,
     check_finite,
+    check_match,
     check_weights_file,
     file_sha256,
     read_google_shapes,
@@ -30,7 +33,6 @@ from vbm_ptm.backbones.weights_file import (
     strip_prefix,
 )
 from vbm_ptm.errors import UsageError, nearest_name
-from vbm_ptm.settings import AbsolutePath, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -42,26 +44,8 @@ _GOOGLE_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/")
 _GOOGLE_OUTSIDE = re.compile(r"cls$|embedding/|Transformer/(posembed_input|encoder_norm)/")
 
 
-class BackboneConfig(Settings):
-    """Which pre-trained ViT to use.
-
-    Attributes:
-        name: Full timm tag, e.g. ``vit_base_patch16_224.augreg_in21k``.
-        checkpoint: Local weights file (.safetensors, .pth, .pt, .bin or Google's .npz); the network is then
-            never used. None takes the tag's own weights from the hub or its cache.
-        image_size: Input size in pixels; None takes the size that the weights were made for.
-        gradient_checkpointing: Keep no activations inside of blocks but compute them again in the backward pass: much
-            less memory for about a third more time. Results stay the same.
-    """
-
-    name: str = EMBEDDED_NAME
-    checkpoint: AbsolutePath | None = None
-    image_size: int | None = None
-    gradient_checkpointing: bool = False
-
-
 @dataclass(frozen=True)
-class _WeightsFile:
+class WeightsFile:
     """A weights file on this machine and the name under which a run records it."""
 
     path: Path
@@ -88,7 +72,7 @@ def load_vit(
     Raises:
         UsageError: Unknown or unsupported name, weights that are not there, cannot be read or do not match.
     """
-    resolved, notes = _resolve_name(name)
+    resolved, notes = resolve_name(name)
     for note in notes:
         logger.warning("%s", note)
     config = timm.models.get_pretrained_cfg(resolved) or PretrainedCfg()
@@ -101,7 +85,7 @@ def load_vit(
             f"nearest: {below} and {below + patch_size}."
         )
 
-    file = _local_file(Path(checkpoint)) if checkpoint is not None else _own_file(resolved, config)
+    file = local_file(Path(checkpoint)) if checkpoint is not None else own_file(resolved, config)
     if file.path.suffix == ".npz":
         vit, facts = _load_google(file.path, resolved, probe)
     else:
@@ -132,7 +116,7 @@ def build_vit(weights: WeightsRecord, *, preprocessing: Preprocessing) -> Prompt
         weights: What ``load_vit`` recorded.
         preprocessing: How images were prepared for it; its image size is the model's.
     """
-    name, _ = _resolve_name(weights.name)
+    name, _ = resolve_name(weights.name)
     _probe(weights.requested, name)
     vit = timm.create_model(name, num_classes=0, img_size=preprocessing.image_size)
     return PromptableViT(vit, preprocessing=preprocessing, weights=weights)
@@ -145,9 +129,9 @@ def hub_facts(name: str) -> tuple[str | None, str | None]:
 
 
 def list_backbones() -> list[str]:
-    """Return the embedded model, then the full tags of the timm ViTs that can take prompts.
+    """Return the embedded model, ResNet-18 for small images, then the full tags of the timm ViTs that take prompts.
 
-    Only configurations are read; no weights are touched.
+    Other networks of timm are taken as well. Only configurations are read; no weights are touched.
     """
     accepted: dict[str, bool] = {}
     tags = timm.list_models(module=["vision_transformer", "deit"], pretrained=True)
@@ -158,7 +142,7 @@ def list_backbones() -> list[str]:
                 # One block tells about all of them, and spares the time that the others would take.
                 probe = timm.create_model(architecture, depth=1, num_classes=0)
                 accepted[architecture] = not unsupported_attributes(probe)
-    return [EMBEDDED_NAME, *(tag for tag in tags if accepted[timm.models.get_arch_name(tag)])]
+    return [EMBEDDED_NAME, RESNET18_CIFAR, *(tag for tag in tags if accepted[timm.models.get_arch_name(tag)])]
 
 
 def _probe(name: str, resolved: str) -> VisionTransformer:
@@ -175,7 +159,7 @@ def _probe(name: str, resolved: str) -> VisionTransformer:
     return probe
 
 
-def _resolve_name(name: str) -> tuple[str, list[str]]:
+def resolve_name(name: str) -> tuple[str, list[str]]:
     """Return the full tag and, if the name was not one, a note that says so."""
     deprecated = timm.models.get_deprecated_models()
     if name in deprecated:
@@ -215,17 +199,18 @@ def _unknown_backbone(name: str, allowed: list[str]) -> str:
     return f"unknown backbone '{name}'.{hint} `vbm-ptm list backbones` shows all."
 
 
-def _local_file(path: Path) -> _WeightsFile:
+def local_file(path: Path) -> WeightsFile:
+    """Return a weights file that the user has named, which must be there."""
     check_weights_file(path)
-    return _WeightsFile(path, str(path))
+    return WeightsFile(path, str(path))
 
 
-def _own_file(name: str, config: PretrainedCfg) -> _WeightsFile:
+def own_file(name: str, config: PretrainedCfg) -> WeightsFile:
     """Find the weights that belong to a tag: inside a package, in the hub's cache, on the hub."""
     if config.file:
         path = Path(config.file)
         is_embedded = path == EMBEDDED_FILE
-        return _WeightsFile(path, f"vbm_ptm/assets/{path.name}" if is_embedded else str(path))
+        return WeightsFile(path, f"vbm_ptm/assets/{path.name}" if is_embedded else str(path))
     if not config.hf_hub_id:
         place = f"timm's source is {config.url}" if config.url else "timm knows no weights for it"
         raise UsageError(f"backbone '{name}': {place}; give a file with `--set backbone.checkpoint=FILE`.")
@@ -239,11 +224,11 @@ def _own_file(name: str, config: PretrainedCfg) -> _WeightsFile:
             cached = huggingface_hub.hf_hub_download(repository, file_name, local_files_only=True)
         except LocalEntryNotFoundError:
             continue
-        return _WeightsFile(Path(cached), f"{repository}/{file_name}")
+        return WeightsFile(Path(cached), f"{repository}/{file_name}")
     return _download(name, repository, file_names)
 
 
-def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile:
+def _download(name: str, repository: str, file_names: list[str]) -> WeightsFile:
     url = huggingface_hub.hf_hub_url(repository, file_names[0])
     absent = f"the weights of '{name}' are not on this machine"
     what_to_do = (
@@ -268,7 +253,7 @@ def _download(name: str, repository: str, file_names: list[str]) -> _WeightsFile
             continue
         except Exception as error:  # the client's errors have no common base
             raise UsageError(f"{absent} and could not be fetched ({error}). {what_to_do}") from error
-        return _WeightsFile(Path(path), f"{repository}/{file_name}")
+        return WeightsFile(Path(path), f"{repository}/{file_name}")
     raise UsageError(f"the hub repository {repository} has none of {', '.join(file_names)}. {what_to_do}")
 
 
@@ -285,26 +270,7 @@ def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[V
     positions = state.get("pos_embed")
     num_positions = positions.shape[1] if positions is not None and positions.ndim == 3 else None
     vit = _build(name, probe, num_positions=num_positions)
-    own = vit.state_dict()
-    problems = []
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing:
-        problems.append(f"missing in the file: {some_keys(missing)}")
-    if unexpected:
-        problems.append(f"unknown to the model: {some_keys(unexpected)}")
-    differing = [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
-        for key, tensor in own.items()
-        if key in state and state[key].shape != tensor.shape
-    ]
-    if differing:
-        problems.append(f"of another shape: {some_keys(differing)}")
-    if problems:
-        raise UsageError(
-            f"weights file '{path}' does not match '{name}'; nothing was loaded.",
-            *problems,
-            "Give the tag of the architecture that the file was made with, in timm's key names.",
-        )
+    check_match(state, vit.state_dict(), path=path, name=name)
     vit.load_state_dict(state)
     return vit, facts
 

@@ -5,9 +5,8 @@ Shapes: N images, T tokens, P patches, D width, H heads, L prompt length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vbm_ptm.backbones.adaptations import Adaptation
 from vbm_ptm.backbones.blocks import BlockChange, changed_block
+from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord
 from vbm_ptm.errors import UsageError
 
 # What the forward pass below knows of a timm block. A part with another name would be left out in silence,
@@ -29,45 +29,7 @@ _BLOCK_PARTS = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "dr
 _ATTENTION_PARTS = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """How images were prepared for the weights in use.
-
-    Attributes:
-        image_size: Height and width of the network's input in pixels.
-        mean: Mean of each channel, subtracted from values in [0, 1].
-        std: Standard deviation of each channel, divided by.
-        interpolation: Resampling filter, "bicubic" or "bilinear".
-        crop_fraction: Central part of the resized image that evaluation keeps.
-    """
-
-    image_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    interpolation: str
-    crop_fraction: float
-
-
-@dataclass(frozen=True)
-class WeightsRecord:
-    """Which weights are in use, as a run records them.
-
-    Attributes:
-        requested: The name that was asked for.
-        name: The full timm tag that it resolved to.
-        file: The local path, the file on the hub, or the file inside this package.
-        sha256: Hash of the file's bytes.
-        notes: What was changed on loading, e.g. a head that was dropped.
-    """
-
-    requested: str
-    name: str
-    file: str
-    sha256: str
-    notes: tuple[str, ...] = ()
-
-
-class PromptableViT(nn.Module):
+class PromptableViT(Backbone):
     """An unmodified timm ViT with a forward pass that takes prompts; its state-dict keys stay under ``vit.``.
 
     Args:
@@ -103,7 +65,7 @@ class PromptableViT(nn.Module):
         self.preprocessing = preprocessing or _preprocessing_of(vit)
         self.weights = weights
         self.gradient_checkpointing = gradient_checkpointing
-        self.width: int = vit.embed_dim
+        self.width = vit.embed_dim
         self.depth: int = len(vit.blocks)
         first_block: Any = vit.blocks[0]
         self.num_heads: int = first_block.attn.num_heads
@@ -162,14 +124,9 @@ class PromptableViT(nn.Module):
         encoded: Tensor = self.vit.norm(sequence)
         return encoded if adaptation.features is None else adaptation.features(encoded)
 
-    def query(self, images: Tensor) -> Tensor:
-        """Return the class token (N,D) of the model without prompts.
-
-        It is computed without gradient and in eval mode whatever the mode outside, so that dropout and
-        drop path never make it random.
-        """
-        with evaluating(self):
-            return self.encode(images)[:, 0]
+    def features(self, images: Tensor) -> Tensor:
+        """Return the class token (N,D) of the model without prompts."""
+        return self.encode(images)[:, 0]
 
     def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
         """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""
@@ -209,20 +166,6 @@ class PromptableViT(nn.Module):
             tokens = adaptation.tokens.to(embedded.dtype).expand(len(images), -1, -1)
             embedded = torch.cat([embedded, tokens], dim=1)
         return embedded
-
-
-@contextmanager
-def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Put modules into eval mode for a while, without gradients, and back into the mode that they were in."""
-    training = [part for module in modules for part in module.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 def unsupported_attributes(vit: nn.Module) -> list[str]:

@@ -7,7 +7,7 @@ import hashlib
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +138,39 @@ def read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
             f"'{GOOGLE_PATCHES}' and '{GOOGLE_POSITIONS}', and holds {some_keys(sorted(shapes))}."
         )
     return shapes
+
+
+def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path: Path, name: str) -> None:
+    """Make sure that a file's tensors are exactly those of a model.
+
+    Args:
+        state: The file's tensors.
+        own: The model's.
+        path: The file.
+        name: The model.
+
+    Raises:
+        UsageError: One is missing, unknown to the model or of another shape.
+    """
+    problems = []
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing:
+        problems.append(f"missing in the file: {some_keys(missing)}")
+    if unexpected:
+        problems.append(f"unknown to the model: {some_keys(unexpected)}")
+    differing = [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
+        for key, tensor in own.items()
+        if key in state and state[key].shape != tensor.shape
+    ]
+    if differing:
+        problems.append(f"of another shape: {some_keys(differing)}")
+    if problems:
+        raise UsageError(
+            f"weights file '{path}' does not match '{name}'; nothing was loaded.",
+            *problems,
+            "Give the tag of the architecture that the file was made with, in timm's key names.",
+        )
 
 
 def check_finite(model: nn.Module, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vbm_ptm.backbones import load_vit
+from vbm_ptm.backbones import load_backbone
 from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.reference import settings_of
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
@@ -118,8 +118,7 @@ def explain_setting(key: str, composed: ComposedConfig) -> dict[str, ExplainedSe
 
 
 def _load_weights(config: RunConfig) -> None:
-    backbone = config.backbone
-    load_vit(backbone.name, backbone.checkpoint, image_size=backbone.image_size)
+    load_backbone(config.backbone, seed=config.seed)
 
 
 def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> None:

@@ -20,8 +20,10 @@ from vbm_ptm.settings import Settings
 Rgb = tuple[float, float, float]
 
 NORMALIZATIONS: dict[str, tuple[Rgb, Rgb]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "tiny_imagenet": ((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 _INTERPOLATIONS = {
@@ -38,8 +40,9 @@ class TransformsConfig(Settings):
     """How views are drawn from an image; sizes, mean and std follow the pre-trained weights.
 
     Attributes:
-        crop: Weak view: a random resized crop, or (as SLCA does for birds, cars and sketches) the image
-            squeezed to a square of 300/224 of the size, then a random crop.
+        crop: Weak view: a random resized crop; "resize_then_random": the image squeezed to a square of 300/224 of the
+            size, then a random crop (as SLCA does for birds, cars and sketches); "padded": the image squeezed to the
+            size, an eighth of the size of black on each side, then a random crop (small images, from scratch).
         crop_scale: Part of the area that a random resized crop keeps.
         interpolation: Of every resize; None: as the weights were trained.
         horizontal_flip: Probability.
@@ -54,7 +57,7 @@ class TransformsConfig(Settings):
             None: the weights' crop fraction.
     """
 
-    crop: Literal["random_resized", "resize_then_random"] = "random_resized"
+    crop: Literal["random_resized", "resize_then_random", "padded"] = "random_resized"
     crop_scale: tuple[float, float] = (0.08, 1.0)
     interpolation: Literal["bicubic", "bilinear"] | None = None
     horizontal_flip: float = Field(default=0.5, ge=0, le=1)
@@ -63,7 +66,7 @@ class TransformsConfig(Settings):
     affine_degrees: float = Field(default=15.0, ge=0, le=180)
     affine_translate: float = Field(default=0.1, ge=0, le=1)
     affine_scale: tuple[float, float] = (0.9, 1.1)
-    normalization: Literal["weights", "cifar100", "imagenet", "none"] = "weights"
+    normalization: Literal["weights", "cifar10", "cifar100", "imagenet", "tiny_imagenet", "none"] = "weights"
     test_resize: float | None = Field(default=None, ge=1)
 
     @field_validator("crop_scale", "affine_scale")
@@ -147,6 +150,11 @@ def build_transforms(
     weak: list[v2.Transform]
     if config.crop == "random_resized":
         weak = [v2.RandomResizedCrop(image_size, scale=config.crop_scale, interpolation=mode)]
+    elif config.crop == "padded":
+        weak = [
+            v2.Resize((image_size, image_size), interpolation=mode),
+            v2.RandomCrop(image_size, padding=image_size // 8),
+        ]
     else:
         side = round(image_size * 300 / 224)
         weak = [v2.Resize((side, side), interpolation=mode), v2.RandomCrop(image_size)]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.backbones import Backbone, PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.settings import Settings
@@ -88,7 +88,7 @@ class TaskStatistics(nn.Module):
 
 
 class Learner(nn.Module):
-    """A continual-learning method on a pre-trained vision transformer.
+    """A continual-learning method on a backbone.
 
     Life of a task: ``begin_task``, training steps through ``forward``, ``end_task``, ``predict``.
     Restoring calls ``begin_task`` and ``allocate`` for every finished task, then loads the state strictly.
@@ -96,7 +96,7 @@ class Learner(nn.Module):
     checkpoint writes it once per task, and ``allocate`` rebuilds it from the recorded shapes.
 
     Args:
-        backbone: The pre-trained transformer; the learner owns and may change it.
+        backbone: Of ``backbone_class``; the learner owns and may change it.
         config: The method's settings.
         num_tasks: Tasks planned, for methods that divide a pool among them.
     """
@@ -106,10 +106,19 @@ class Learner(nn.Module):
     has_task_experts: ClassVar[bool] = False
     # Whether ``predict`` rules seen classes out (-inf): task-incremental accuracy is then that of the task's expert.
     rules_out_classes: ClassVar[bool] = False
+    # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
+    # for ViTs also narrows the annotation of ``backbone``.
+    backbone_class: ClassVar[type[Backbone]] = PromptableViT
+    backbone: Backbone
     task_columns: Tensor
 
-    def __init__(self, backbone: PromptableViT, config: Any, *, num_tasks: int) -> None:
+    def __init__(self, backbone: Backbone, config: Any, *, num_tasks: int) -> None:
         super().__init__()
+        if not isinstance(backbone, self.backbone_class):
+            raise UsageError(
+                f"learner '{config.name}' needs a vision transformer that takes prompts, not a "
+                f"{type(backbone).__name__}."
+            )
         self.backbone = backbone
         self.config = config
         self.num_tasks = num_tasks
@@ -162,7 +171,7 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def query(self, images: Tensor) -> Tensor:
-        """Return the un-prompted class-token features (N, D), without gradient and in eval mode."""
+        """Return the features (N, D) of the backbone alone, without prompts, without gradient and in eval mode."""
         return self.backbone.query(images)
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
@@ -224,6 +233,7 @@ class Learner(nn.Module):
             settings: Where the numbers are set, for the message.
             blocks: Block numbers, counted from 0.
         """
+        assert isinstance(self.backbone, PromptableViT)
         last = self.backbone.depth - 1
         if len(set(blocks)) < len(blocks) or not all(0 <= block <= last for block in blocks):
             raise UsageError(

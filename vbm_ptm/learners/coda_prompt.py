@@ -60,6 +60,7 @@ class CodaPrompt(Learner):
     """Frozen backbone, decomposed prompts in its first blocks, heads on the class token."""
 
     config_class = CodaPromptConfig
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: CodaPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

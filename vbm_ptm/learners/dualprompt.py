@@ -48,6 +48,7 @@ class DualPrompt(Learner):
 
     config_class = DualPromptConfig
     has_task_experts = True
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
@@ -26,8 +26,9 @@ class Finetune(Learner):
     """Backbone and heads, trained task after task with nothing against forgetting."""
 
     config_class = FinetuneConfig
+    backbone_class = Backbone
 
-    def __init__(self, backbone: PromptableViT, config: FinetuneConfig, *, num_tasks: int) -> None:
+    def __init__(self, backbone: Backbone, config: FinetuneConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
         self.backbone.requires_grad_(True)
         self.heads = TaskHeads(backbone.width)
@@ -47,7 +48,7 @@ class Finetune(Learner):
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes."""
-        features = self.backbone.encode(images)[:, 0]
+        features = self.backbone.features(images)
         return LearnerOutput(self.heads(features)[:, self.task_columns], self.task_columns, {})
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:

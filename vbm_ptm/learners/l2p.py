@@ -74,6 +74,7 @@ class L2P(Learner):
     """Frozen backbone, a pool of prompts before the patches, heads on the mean of the prompts' outputs."""
 
     config_class = L2PConfig
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: L2PConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
@@ -24,8 +24,9 @@ class LinearProbe(Learner):
     """Frozen backbone, one linear head per task on the class token."""
 
     config_class = LinearProbeConfig
+    backbone_class = Backbone
 
-    def __init__(self, backbone: PromptableViT, config: LinearProbeConfig, *, num_tasks: int) -> None:
+    def __init__(self, backbone: Backbone, config: LinearProbeConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
         self.heads = TaskHeads(backbone.width)
 

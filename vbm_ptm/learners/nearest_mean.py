@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import (
     Features,
@@ -40,6 +41,7 @@ class NearestMean(Learner):
     """Frozen backbone and one mean per class."""
 
     config_class = NearestMeanConfig
+    backbone_class = Backbone
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return no group: nothing is trained, and a task takes zero steps."""

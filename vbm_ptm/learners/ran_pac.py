@@ -26,7 +26,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 from torch.nn import functional as F
 
-from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import (
     Features,
@@ -69,12 +69,13 @@ class RanPAC(Learner):
     """Frozen backbone, frozen projection, sums over all images and the regression solved from them."""
 
     config_class = RanPACConfig
+    backbone_class = Backbone
     projection: Tensor | None
     gram: Tensor
     moments: Tensor
     weight: Tensor
 
-    def __init__(self, backbone: PromptableViT, config: RanPACConfig, *, num_tasks: int) -> None:
+    def __init__(self, backbone: Backbone, config: RanPACConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
         width = config.projection_width or backbone.width
         projection = torch.randn(backbone.width, width) if config.projection_width else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vbm_ptm.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from vbm_ptm.backbones import PromptableViT
+    from vbm_ptm.backbones import Backbone
     from vbm_ptm.learners.base import Learner
 
 NOT_LEARNERS = {"alignment", "base", "registry"}
@@ -62,13 +62,13 @@ def learner_class(name: str) -> type[Learner]:
 
 
 def create_learner(
-    name: str, *, backbone: PromptableViT, num_tasks: int, settings: dict[str, Any] | None = None
+    name: str, *, backbone: Backbone, num_tasks: int, settings: dict[str, Any] | None = None
 ) -> Learner:
     """Build a learner.
 
     Args:
         name: A built-in name or ``package.module:Class``.
-        backbone: The pre-trained transformer, owned by the learner from now on.
+        backbone: Of the method's ``backbone_class``, owned by the learner from now on.
         num_tasks: Tasks planned.
         settings: The method's hyper-parameters where they differ from the defaults of its config class.
     """

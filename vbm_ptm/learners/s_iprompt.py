@@ -61,6 +61,7 @@ class SIPrompt(Learner):
     config_class = SIPromptConfig
     has_task_experts = True
     rules_out_classes = True
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: SIPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

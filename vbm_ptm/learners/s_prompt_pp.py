@@ -43,6 +43,7 @@ class SPromptPP(Learner):
 
     config_class = SPromptPPConfig
     has_task_experts = True
+    backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: SPromptPPConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)

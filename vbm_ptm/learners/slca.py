@@ -25,8 +25,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.backbones import Backbone, PromptableViT
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import (
     AlignmentConfig,
@@ -69,11 +70,17 @@ class SLCA(Learner):
     """Slowly tuned backbone, one head per task, heads aligned on Gaussian features for prediction."""
 
     config_class = SLCAConfig
+    backbone_class = Backbone
 
-    def __init__(self, backbone: PromptableViT, config: SLCAConfig, *, num_tasks: int) -> None:
+    def __init__(self, backbone: Backbone, config: SLCAConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
         if config.reinitialize_final_norm:
-            self.backbone.vit.norm = nn.LayerNorm(backbone.width)
+            if not isinstance(backbone, PromptableViT):
+                raise UsageError(
+                    "learner.reinitialize_final_norm=true needs a vision transformer; with another backbone set it "
+                    "to false."
+                )
+            backbone.vit.norm = nn.LayerNorm(backbone.width)
         self.backbone.requires_grad_(True)
         self.heads = TaskHeads(backbone.width)
         self.aligned_heads: TaskHeads | None = None
@@ -95,7 +102,7 @@ class SLCA(Learner):
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over the task's classes."""
-        features = self.backbone.encode(images)[:, 0]
+        features = self.backbone.features(images)
         return LearnerOutput(self.heads(features)[:, self.task_columns], self.task_columns, {})
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:

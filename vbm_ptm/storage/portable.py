@@ -18,7 +18,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from vbm_ptm.backbones import Preprocessing, WeightsRecord, build_vit
+from vbm_ptm.backbones import Preprocessing, WeightsRecord, build_backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError
@@ -167,7 +167,7 @@ def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
             f"`import {module}` in Python before vbm_ptm.runs.stored_learner.predict."
         )
     found = learner_class(name)
-    backbone = build_vit(config.backbone, preprocessing=config.preprocessing)
+    backbone = build_backbone(config.backbone, preprocessing=config.preprocessing)
     with seeded(0):  # drawn, and overwritten
         learner = found(
             backbone, found.config_class.model_validate(config.learner), num_tasks=config.num_tasks

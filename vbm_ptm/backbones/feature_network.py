@@ -1,0 +1,41 @@
+"""A network of any kind as a backbone: all that it is asked for is one vector per image.
+
+Shapes: N images, D width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vbm_ptm.backbones.batch_norm import with_global_batch_norm
+from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord
+
+
+class FeatureNetwork(Backbone):
+    """A ``ResNet18``, or a timm model without its classifier; its state-dict keys stay under ``network.``.
+
+    Args:
+        network: Images (N,3,H,W) -> features (N,D); its batch norms become global ones.
+        width: D.
+        preprocessing: How images must be prepared.
+        weights: Where the weights come from; None for weights made by the caller.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        width: int,
+        preprocessing: Preprocessing,
+        weights: WeightsRecord | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = with_global_batch_norm(network)
+        self.width = width
+        self.preprocessing = preprocessing
+        self.weights = weights
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return one vector per image (N,D)."""
+        vectors: Tensor = self.network(images)
+        return vectors

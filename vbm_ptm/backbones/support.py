@@ -1,0 +1,107 @@
+"""What every backbone is to a learner: features of a known width, and a record of where its weights come from.
+
+Shapes: N images, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images were prepared for the weights in use.
+
+    Attributes:
+        image_size: Height and width of the network's input in pixels.
+        mean: Mean of each channel, subtracted from values in [0, 1].
+        std: Standard deviation of each channel, divided by.
+        interpolation: Resampling filter, "bicubic" or "bilinear".
+        crop_fraction: Central part of the resized image that evaluation keeps.
+    """
+
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    crop_fraction: float
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """Which weights are in use, as a run records them.
+
+    Attributes:
+        requested: The name that was asked for.
+        name: The full timm tag that it resolved to.
+        file: The local path, the file on the hub, the file inside this package, or "from scratch".
+        sha256: Hash of the file's bytes; of weights that were drawn, hash of the tensors.
+        notes: What was changed on loading, e.g. a head that was dropped, or how weights were drawn.
+        seed: Of weights that were drawn, the seed they were drawn with.
+        channels: Of ``resnet18_cifar``, the channels of its first stage.
+    """
+
+    requested: str
+    name: str
+    file: str
+    sha256: str
+    notes: tuple[str, ...] = ()
+    seed: int | None = None
+    channels: int | None = None
+
+
+def as_rgb(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return a statistic of the three colour channels as timm's configurations give it."""
+    red, green, blue = values
+    return red, green, blue
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Put modules into eval mode for a while, without gradients, and back into the mode that they were in."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+class Backbone(nn.Module):
+    """A network that turns images into vectors.
+
+    Attributes:
+        width: D.
+        preprocessing: How images must be prepared.
+        weights: Where the weights come from; None for weights made by the caller.
+    """
+
+    width: int
+    preprocessing: Preprocessing
+    weights: WeightsRecord | None
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return one vector per image (N,D), with gradient, in the mode that the network is in."""
+        raise NotImplementedError
+
+    def query(self, images: Tensor) -> Tensor:
+        """Return the features (N,D) without gradient.
+
+        They are computed in eval mode whatever the mode outside, so that dropout, drop path and the statistics of a
+        batch never change them.
+        """
+        with evaluating(self):
+            return self.features(images)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the features of an image depend on the others of its batch in training."""
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())
