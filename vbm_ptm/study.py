@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import itertools
 import json
@@ -30,6 +29,7 @@ from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.resuming import is_damaged
 from vbm_ptm.settings import Settings
 from vbm_ptm.storage.durable_files import write_json
+from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.run_result import RunResult
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ METRICS = ("average_incremental_accuracy", "last_accuracy", "forgetting")
 TASK_MEANS = ("average_incremental_accuracy_task_mean", "last_accuracy_task_mean")
 TOP5 = ("average_incremental_accuracy", "last_accuracy")
 
+# Seconds to wait for another part of a study that is collecting.
+_COLLECTING_SECONDS = 600.0
 
 Grid = dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]
 
@@ -314,11 +316,20 @@ def execute(
 
 @contextmanager
 def exclusively(output: Path) -> Iterator[None]:
-    """Wait until no other part of the study is collecting: the last one then sees what all have done."""
+    """Wait until no other part of the study is collecting: the last one then sees what all have done.
+
+    Raises:
+        UsageError: Another part does not end.
+    """
     output.mkdir(parents=True, exist_ok=True)
-    with (output / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    what = f"{output / 'study.json'} from parts of the study that end at the same moment"
+    try:
+        with sole_holder(output / ".lock", what=what, patience=_COLLECTING_SECONDS):
+            yield
+    except LockedElsewhereError as error:
+        raise UsageError(
+            f"another part of the study does not stop collecting: {error}. Repeat the command."
+        ) from error
 
 
 @contextmanager

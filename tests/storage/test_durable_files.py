@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from vbm_ptm.storage import durable_files
 from vbm_ptm.storage.durable_files import remove_partials, write_directory, write_file, write_json
 
 
@@ -42,3 +47,25 @@ def test_remove_partials__removes_what_a_killed_process_left(tmp_path: Path) -> 
     remove_partials(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".kept"]
     remove_partials(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("kind", ["a directory", "a file"])
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK], ids=os.strerror)
+def test_write__goes_on_where_nothing_can_be_forced_to_the_disk(
+    code: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says once what is not protected; what is written is whole all the same."""
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == (kind == "a directory"):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("vbm_ptm.storage.durable_files.os.fsync", refuse)
+    durable_files._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        write_file(tmp_path / "file", b"new")
+        write_directory(tmp_path / "folder", {"a": b"new", "b": b""})
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "a").read_bytes() == b"new"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"cannot force {kind} to the disk ({os.strerror(code)})" in message
+    assert "power cut" in message

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vbm_ptm.storage.durable_files import sync
+
 logger = logging.getLogger(__name__)
 
 console = Console(stderr=True, highlight=False, markup=False)
@@ -44,7 +46,7 @@ class RunLog:
     def sync(self) -> None:
         """Force what has been written to the disk: no checkpoint may know more of the log than the disk does."""
         if self._file:
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno(), Path(self._file.name))
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event."""

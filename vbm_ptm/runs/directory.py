@@ -8,14 +8,12 @@ checkpoints/   see vbm_ptm.storage.checkpoint
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -25,6 +23,7 @@ from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.storage.durable_files import remove_partials, write_file
+from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.run_result import RunResult, read_result
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
@@ -42,9 +41,6 @@ FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data.", "device")
 
 _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", ".config.yaml.partial"}
-
-# Seconds in which loader workers notice that their run is dead.
-_WORKERS_END = 15.0
 
 
 class RunDirectory:
@@ -164,16 +160,18 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--output {self.path} cannot be made: {error.strerror}.") from error
-        with (self.path / ".lock").open("a+") as lock:
-            if not _take_lock(lock):
-                raise UsageError(
-                    f"{self.path} is in use by another run; wait for it or give another --output."
-                )
-            self.check(config, resume=resume)
-            remove_partials(self.path)
-            if not (self.path / "config.yaml").exists():
-                self.write_config(config)
-            yield
+        what = f"{self.path} from a second run that writes there"
+        try:
+            with sole_holder(self.path / ".lock", what=what):
+                self.check(config, resume=resume)
+                remove_partials(self.path)
+                if not (self.path / "config.yaml").exists():
+                    self.write_config(config)
+                yield
+        except LockedElsewhereError as error:
+            raise UsageError(
+                f"{self.path} is in use by another run; wait for it or give another --output."
+            ) from error
 
     def write_config(self, config: RunConfig) -> None:
         """Write the configuration, all or nothing: a full disk must not leave half of it, for --resume to refuse."""
@@ -255,34 +253,3 @@ def _differing(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -
     """Return a line for every setting that differs and may not."""
     lines = differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
     return [line for line in lines if not line.startswith(free)]
-
-
-def _take_lock(lock: IO[str]) -> bool:
-    """Lock a file for this process and write its number there; return whether nobody else holds it.
-
-    Loader workers share the lock of the run that started them. Where that run was killed, they end in seconds.
-    """
-    patience = time.monotonic() + _WORKERS_END
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            if time.monotonic() > patience or _is_alive(lock.read()):
-                return False
-            time.sleep(0.1)
-        else:
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            return True
-
-
-def _is_alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ValueError, PermissionError):
-        return True  # not known, or somebody else's
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,17 +1,26 @@
 """Files and directories that are there as a whole or not at all, also after a power cut or on a full disk.
 
-They are written under a temporary name, forced to the disk, and renamed.
+They are written under a temporary name, forced to the disk, and renamed. Where a file system cannot force something to
+the disk, a warning says what is not protected.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# What a file system answers that cannot force a file or a directory to the disk.
+_CANNOT_SYNC = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -75,12 +84,39 @@ def _write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno(), path)
+
+
+def sync(descriptor: int, path: Path) -> None:
+    """Force an open file or directory to the disk, or warn where that cannot be done.
+
+    Args:
+        descriptor: Of the file.
+        path: Its place.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+        _warn_once("a directory" if path.is_dir() else "a file", str(error.strerror))
 
 
 def _sync_directory(path: Path) -> None:
+    if os.name == "nt":  # where directories cannot be opened
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+@cache
+def _warn_once(what: str, reason: str) -> None:
+    logger.warning(
+        "the file system of the output cannot force %s to the disk (%s): what was written last may be lost in a power "
+        "cut, though not where the run is killed",
+        what,
+        reason,
+    )
