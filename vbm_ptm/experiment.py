@@ -91,7 +91,8 @@ def run(
         if accelerator.is_main_process and config.scenario.extends is not None:
             directory.carry_over(RunDirectory(config.scenario.extends))
         wait_for_ranks(accelerator)
-        return _train(setup, directory, accelerator, StopRequest(stop_after_task), skip_damaged=skip_damaged)
+        stop = StopRequest(stop_after_task, signals=config.trainer.stop_signals)
+        return _train(setup, directory, accelerator, stop, skip_damaged=skip_damaged)
 
 
 def extend(

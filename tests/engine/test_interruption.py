@@ -12,7 +12,9 @@ import pytest
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.errors import TrainingInterrupted
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+ORDERS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+WARNINGS = [(signal.SIGHUP, 129), (signal.SIGUSR1, 138), (signal.SIGUSR2, 140)]
+SIGNALS = [*ORDERS, *WARNINGS]
 
 
 def send(number: int) -> None:
@@ -49,7 +51,7 @@ def test_stop_request__turns_a_signal_into_an_orderly_stop(number: int, exit_cod
         stop.check(0)  # all ranks are asked, and this one's signal came too late for that
 
 
-@pytest.mark.parametrize(("number", "exit_code"), SIGNALS)
+@pytest.mark.parametrize(("number", "exit_code"), ORDERS)
 def test_stop_request__second_signal_acts_at_once(number: int, exit_code: int) -> None:
     stop = StopRequest()
     with stop.listening():
@@ -65,6 +67,35 @@ def test_stop_request__first_sigterm_after_sigint_is_still_a_request() -> None:
         send(signal.SIGTERM)
         with pytest.raises(TrainingInterrupted):
             stop.check()
+
+
+@pytest.mark.parametrize(("number", "exit_code"), WARNINGS)
+def test_stop_request__warning_may_be_repeated(number: int, exit_code: int) -> None:
+    stop = StopRequest()
+    with stop.listening():
+        send(number)
+        send(number)
+        send(signal.SIGTERM)
+        with pytest.raises(TrainingInterrupted, match=signal.Signals(number).name):
+            stop.check()
+
+
+def test_stop_request__hears_only_the_warnings_that_are_chosen() -> None:
+    stop = StopRequest(signals=["SIGUSR2"])
+    with stop.listening():
+        with pytest.raises(Stopped):
+            send(signal.SIGUSR1)
+        send(signal.SIGUSR2)
+        assert stop.signal == signal.SIGUSR2
+
+
+def test_stop_request__leaves_ignored_what_nohup_ignores() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest()
+    with stop.listening():
+        send(signal.SIGHUP)
+        assert stop.signal == 0
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])

@@ -6,6 +6,7 @@ training      train, study
 finished      evaluate, predict, export, extend, diff: what is done with a run
 inspection    list, check, split: what is looked up, or settled, before one
 printing      tables and JSON on standard output
+streams       standard output and error that may be lost
 """
 
 from vbm_ptm.cli.application import main, run_application

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from vbm_ptm.cli import finished, inspection, training
+from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix
 
@@ -63,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_application(application: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return the exit code.
 
-    0 done, 2 wrong use or input, 1 failure, 130 or 143 interrupted and saved.
+    0 done, 2 wrong use or input, 1 failure, 128 + number of the signal (130, 143, …) interrupted and saved.
     """
+    outlast_readers()
     follow_launcher()
     _configure_logging()
     if os.getcwd() not in sys.path:
@@ -76,7 +78,8 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
     except UsageError as error:
         return _fail(2, *error.problems)
     except TrainingInterrupted as interruption:
-        sys.stderr.write(f"{interruption}\n")
+        if is_main_process():  # all ranks have agreed on it
+            sys.stderr.write(f"{interruption}\n")
         return interruption.exit_code
     except (FloatingPointError, TrainingError) as error:
         return _fail(1, str(error))

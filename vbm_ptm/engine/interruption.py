@@ -1,24 +1,35 @@
-"""Stopping between two steps when the process is asked to: Ctrl-C, SIGTERM, or a planned stop."""
+"""Stopping between two steps when the process is asked to: by a signal, or as planned."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Literal
 
 from vbm_ptm.errors import TrainingInterrupted
+
+# What batch systems send as a warning that time is up, and a terminal that is closed.
+StopSignal = Literal["SIGHUP", "SIGUSR1", "SIGUSR2"]
+STOP_SIGNALS: tuple[StopSignal, ...] = ("SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class StopRequest:
     """A flag that signal handlers set and the trainer reads.
 
     Args:
-        after_task: Stop once so many tasks are finished; None for all.
+        after_task: Stop once this many tasks are finished; None for all.
+        signals: What asks the process to stop, besides SIGINT and SIGTERM.
     """
 
-    def __init__(self, after_task: int | None = None) -> None:
+    def __init__(
+        self, after_task: int | None = None, *, signals: Sequence[StopSignal] = STOP_SIGNALS
+    ) -> None:
         self.after_task = after_task
+        self._warnings = [
+            getattr(signal, name) for name in signals if hasattr(signal, name)
+        ]  # not on Windows
         self._signal = 0
         self._acts_at_once = False
 
@@ -55,15 +66,24 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into a request; a second one ends the process at once."""
+        """Turn signals into a request; a second SIGINT or SIGTERM ends the process at once.
+
+        A warning that is repeated changes nothing, and one that the process was told to ignore (``nohup``) stays
+        ignored.
+        """
+        orders = (signal.SIGINT, signal.SIGTERM)
 
         def request(number: int, frame: FrameType | None) -> None:
             self._signal = self._signal or number
-            signal.signal(number, previous[signal.Signals(number)])
+            if number in orders:
+                signal.signal(number, previous[number])
             if self._acts_at_once:
                 self.check()
 
-        previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {int(number): signal.getsignal(number) for number in (*orders, *self._warnings)}
+        for number in self._warnings:
+            if previous[number] in (signal.SIG_IGN, None):  # None: not Python's
+                del previous[number]
         try:
             for number in previous:
                 signal.signal(number, request)

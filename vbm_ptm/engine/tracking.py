@@ -17,7 +17,15 @@ from vbm_ptm.storage.durable_files import sync
 
 logger = logging.getLogger(__name__)
 
-console = Console(stderr=True, highlight=False, markup=False)
+
+class _LastingConsole(Console):
+    """A console that says nothing more where nobody reads it, and does not end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+console = _LastingConsole(stderr=True, highlight=False, markup=False)
 
 
 class RunLog:

@@ -24,7 +24,7 @@ from vbm_ptm.engine.acceleration import Precision, Tracker, wait_for_ranks
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
-from vbm_ptm.engine.interruption import StopRequest
+from vbm_ptm.engine.interruption import STOP_SIGNALS, StopRequest, StopSignal
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.task_training import TaskTraining
@@ -49,6 +49,8 @@ class TrainerConfig(Settings):
         mixed_precision: "no", "bf16" or "fp16" through Accelerate.
         rank_timeout_minutes: How long a rank waits for the others, at the start and in every exchange.
         trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
+        stop_signals: Signals that save the run and end it, besides SIGINT and SIGTERM: what batch systems send before
+            time is up, and what a closed terminal sends.
     """
 
     max_steps_per_task: int | None = Field(default=None, ge=1)
@@ -56,6 +58,7 @@ class TrainerConfig(Settings):
     mixed_precision: Precision = "no"
     rank_timeout_minutes: float = Field(default=10.0, gt=0)
     trackers: tuple[Tracker, ...] = ()
+    stop_signals: tuple[StopSignal, ...] = STOP_SIGNALS
 
     @field_validator("trackers", mode="before")
     @classmethod

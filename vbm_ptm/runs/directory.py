@@ -29,7 +29,7 @@ from vbm_ptm.storage.run_result import RunResult, read_result
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = (
     *("data.", "checkpoint.", "device", "dataset.verify", "backbone.gradient_checkpointing"),
-    *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes"),
+    *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes", "trainer.stop_signals"),
 )
 
 # Settings that say where things lie, of which a result holds the hash.

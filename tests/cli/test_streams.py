@@ -1,0 +1,84 @@
+"""Readers that leave: real pipes, real descriptors, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Says something on both streams before and after the reader has left, then writes a file.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from vbm_ptm.cli.streams import outlast_readers
+outlast_readers()
+for number in range(200):
+    print("out", "x" * 1000)
+    sys.stderr.write("err " + "x" * 1000 + "\\n")
+sys.stdout.flush()
+from vbm_ptm.engine.tracking import console
+console.print("said")
+Path(sys.argv[1]).write_text("done")
+"""
+
+
+def shell(command: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash, in which "$@" is the program."""
+    program = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}", "bash", *program],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        '"$@" 2>&1 | head -c 300',
+        '"$@" 2>/dev/null | head -c 300',
+        '"$@" 2> >(head -c 300) >/dev/null',
+        '"$@" >&-',
+        '"$@" 2>&-',
+        '"$@" >&- 2>&-',
+        '"$@" >&- 2>&- <&-',
+        '"$@" 2>/dev/full >/dev/null',
+    ],
+)
+def test_outlast_readers__lets_a_command_go_on_and_succeed(command: str, tmp_path: Path) -> None:
+    done = shell(command, tmp_path / "file")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "done"
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipeError" not in done.stderr
+
+
+def test_outlast_readers__fails_where_results_cannot_be_written(tmp_path: Path) -> None:
+    done = shell('"$@" >/dev/full', tmp_path / "file")
+    assert done.returncode != 0
+    assert "No space left on device" in done.stderr
+
+
+def test_outlast_readers__loses_nothing_that_is_read(tmp_path: Path) -> None:
+    done = shell('"$@"', tmp_path / "file")
+    assert done.stdout.count("out") == 200
+    assert done.stderr.count("err") == 200
+    assert "said" in done.stderr
+
+
+def test_outlast_readers__keeps_closed_descriptors_from_files(tmp_path: Path) -> None:
+    """What is written to a closed standard error must not end up in the first file that is opened."""
+    program = (
+        "import os, sys\nfrom vbm_ptm.cli.streams import outlast_readers\noutlast_readers()\n"
+        f"file = open({str(tmp_path / 'result')!r}, 'w')\nos.write(2, b'a message of C')\nfile.close()"
+    )
+    command = ["bash", "-c", '"$@" 2>&-', "bash", sys.executable, "-c", program]
+    subprocess.run(command, check=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    assert (tmp_path / "result").read_text() == ""

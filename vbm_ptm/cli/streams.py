@@ -1,0 +1,62 @@
+"""Standard output and standard error that may be lost: a terminal that is closed, a pipe that nobody reads any more."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+# What writing says where nobody is left to read.
+_NOBODY_READS = {errno.EPIPE, errno.EIO, errno.ENXIO, errno.ESHUTDOWN, errno.ECONNRESET}
+
+
+def outlast_readers() -> None:
+    """Let a command go on where what it says cannot be shown any more.
+
+    A closed pipe or terminal swallows what is written. Messages, which no command depends on, may be lost on a full
+    disk as well; results may not.
+    """
+    _occupy_standard_descriptors()
+    sys.stdout = _outlasting(sys.stdout, sys.__stdout__, may_lose_all=False)
+    sys.stderr = _outlasting(sys.stderr, sys.__stderr__, may_lose_all=True)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Open what was closed, as by ``2>&-``: else the next file that is opened would get what is meant for a screen."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def _outlasting(stream: TextIO | None, original: TextIO | None, *, may_lose_all: bool) -> TextIO:
+    """Return the stream to use in place of one that may be lost; one that somebody has put there stays."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if stream is not original or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Raw(stream.fileno(), may_lose_all=may_lose_all)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=True,
+    )
+
+
+class _Raw(io.FileIO):
+    """A file descriptor that takes what nobody can read, and drops it."""
+
+    def __init__(self, descriptor: int, *, may_lose_all: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._may_lose_all = may_lose_all
+
+    def write(self, content: Any) -> int:
+        """Write, or claim to have written; return the number of bytes."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            if self._may_lose_all or error.errno in _NOBODY_READS:
+                return len(content)
+            raise
