@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from vbm_ptm.cli import main
+from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.launch import is_main_process, launch_problems, num_nodes, num_processes
 
 REPOSITORY = Path(__file__).parents[1]
@@ -28,10 +31,24 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_is_main_process__is_rank_0_or_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_main_process()
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert is_main_process()
     monkeypatch.setenv("RANK", "1")
     assert not is_main_process()
+
+
+@pytest.mark.parametrize("world_size", [None, "1", ""])
+def test_is_main_process__is_a_process_of_its_own_whatever_a_shell_still_holds(
+    world_size: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    assert is_main_process()
+    assert main(["list", "learners"]) == 0
+    assert main(["train", "--dataset", "nowhere", "--learner", "slca"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_num_processes__is_one_without_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +105,7 @@ def test_launch_problems__tell_of_accumulation_that_is_the_runs_own(monkeypatch:
 def test_main__marks_what_another_rank_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
     for rank, mark in (("0", ""), ("3", "rank 3: ")):
         monkeypatch.setenv("RANK", rank)
         assert main(["train", "--dataset", "nowhere", "--learner", "slca"]) == 2
@@ -188,25 +206,89 @@ def test_train__on_the_first_of_two_machines_alone_ends(
     assert not (tmp_path / "run").exists()
 
 
+def test_build_accelerator__of_one_process_meets_nobody(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """Another job of one process may use the same port; and what a launcher has left names no other ranks."""
+    group = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for leftovers in (group, group | {"RANK": "3", "LOCAL_RANK": "3"}, {"LOCAL_RANK": "3"}, {"RANK": "3"}):
+        for name in group:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (leftovers | {"MASTER_PORT": str(free_port)}).items():
+            monkeypatch.setenv(name, value)
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", free_port))
+            other.listen()
+            for device in ("cpu", "auto"):
+                accelerator = build_accelerator(device=device)
+                assert (accelerator.num_processes, accelerator.is_main_process) == (1, True)
+        assert not torch.distributed.is_initialized()
+        assert os.environ["MASTER_PORT"] == str(free_port)
+
+
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "OTHER"])
-def test_follow_launcher__ends_with_the_launcher_alone(name: str) -> None:
-    """A launcher that is killed takes the process along; without one, nothing is tied to the parent."""
+@pytest.mark.parametrize("is_leftover", [False, True])
+def test_follow_launcher__ends_with_the_launcher_alone(name: str, is_leftover: bool) -> None:
+    """A launcher that is killed takes the process along; without one, nothing is tied to the parent.
+
+    What a shell has been given itself, and passes on, does not make it a launcher.
+    """
     child = (
         "import os, time; from vbm_ptm.launch import follow_launcher; follow_launcher();"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = (
+        f"import os, subprocess, sys; os.environ[{name!r}] = 'no';"
+        f"subprocess.run([sys.executable, '-c', {child!r}])"
+    )
     launcher = subprocess.Popen(
-        [sys.executable, "-c", parent], env=os.environ | {name: "no"}, stdout=subprocess.PIPE, cwd=REPOSITORY
+        [sys.executable, "-c", parent],
+        env=os.environ | ({name: "no"} if is_leftover else {}),
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
     )
     assert launcher.stdout is not None
     process = int(launcher.stdout.readline())
     launcher.kill()
     launcher.wait()
-    is_tied = name != "OTHER" and sys.platform == "linux"
+    is_tied = name != "OTHER" and not is_leftover and sys.platform == "linux"
     # The pipe ends with the last process that could write into it.
     has_ended, _, _ = select.select([launcher.stdout], [], [], 60 if is_tied else 0.5)
     assert bool(has_ended) == is_tied
     if not is_tied:
         os.kill(process, signal.SIGKILL)
     launcher.stdout.close()
+
+
+def test_main__as_a_module_is_not_misled_by_the_current_directory(tmp_path: Path) -> None:
+    """``python -m vbm_ptm``, which launchers start, finds the current directory first."""
+    for shadow in ("datasets.py", "timm/__init__.py", "numpy/__init__.py", "rich.py", "random.py"):
+        file = tmp_path / shadow
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("raise ImportError('not the library')")
+    done = subprocess.run(
+        [sys.executable, "-m", "vbm_ptm", "check", "--dataset", "digits", "--learner", "nearest_mean"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nearest_mean" in done.stdout
+
+
+@pytest.mark.parametrize("shadow", ["datasets.py", "timm/__init__.py"])
+def test_main__names_the_file_that_stands_in_the_place_of_a_library(shadow: str, tmp_path: Path) -> None:
+    file = tmp_path / shadow
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "vbm_ptm", "check", "--dataset", "digits", "--learner", "nearest_mean"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"error: '{file}'")
+    assert "Traceback" not in done.stderr

@@ -6,16 +6,26 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+
+# What launchers tell the ranks of a group, and a shell may still hold from an earlier one.
+_GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Where MPI and Slurm say how many processes they have started, which may be copies that do not know each other.
 _NUM_COPIES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def is_main_process() -> bool:
-    """Return whether this is rank 0, which alone writes and talks; torchrun and Accelerate number ranks in RANK."""
-    return os.environ.get("RANK", "0") == "0"
+    """Return whether this is rank 0, which alone writes and talks; torchrun and Accelerate number ranks in RANK.
+
+    A process of its own is rank 0, whatever an earlier launcher has left in RANK.
+    """
+    return num_processes() == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def rank_prefix() -> str:
@@ -34,18 +44,72 @@ def num_nodes() -> int:
     return _integer("GROUP_WORLD_SIZE") or -(-num_processes() // each)
 
 
+@contextmanager
+def without_leftovers() -> Iterator[None]:
+    """Hide from Accelerate, in a process of its own, what only the ranks of a group need.
+
+    With LOCAL_RANK set it would open a process group of one, which needs the port that another job may use.
+    """
+    hidden = {}
+    if num_processes() == 1:
+        hidden = {name: os.environ.pop(name) for name in _GROUP if name in os.environ}
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            os.environ.setdefault(name, value)
+
+
 def follow_launcher() -> None:
     """Ask for SIGTERM when the launcher ends, which otherwise may leave a training behind that nobody knows of.
 
     Does nothing without a launcher, and where the system cannot do it (elsewhere than on Linux).
     """
-    is_launched = any(name in os.environ for name in ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"))
-    if sys.platform != "linux" or not is_launched:
-        return
     launcher = os.getppid()
+    if sys.platform != "linux" or not _is_launched_by(launcher):
+        return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:  # it ended in between
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_launched_by(parent: int) -> bool:
+    """Return whether the parent has set what launchers set; what it had been given itself is a leftover."""
+    names = {name for name in os.environ if name == "TORCHELASTIC_RUN_ID" or name.startswith("ACCELERATE_")}
+    try:
+        given = Path(f"/proc/{parent}/environ").read_bytes()
+    except OSError:
+        return bool(names)
+    return bool(names - {os.fsdecode(item.partition(b"=")[0]) for item in given.split(b"\0")})
+
+
+def look_here_last() -> None:
+    """Move the current directory, which ``python -m`` searches first, to the end of the search path.
+
+    A folder or file there that is called as a library, such as ``datasets``, must not stand in its place.
+    """
+    if sys.path and sys.path[0] in ("", os.getcwd()):
+        sys.path.append(sys.path.pop(0))
+
+
+def shadowed_libraries(names: Sequence[str]) -> list[str]:
+    """Return a line for each file that is found in the place of a library; the library itself comes later.
+
+    Args:
+        names: Libraries as they are imported.
+    """
+    lines = []
+    for name in names:
+        places = [
+            spec.origin for entry in sys.path if (spec := PathFinder.find_spec(name, [entry])) and spec.origin
+        ]
+        distinct = list(dict.fromkeys(map(os.path.realpath, places)))
+        if len(distinct) > 1:
+            lines.append(
+                f"'{places[0]}' is found in the place of the library '{name}' ({distinct[1]}): rename it, or take its "
+                "folder off the search path (PYTHONPATH, the current directory)."
+            )
+    return lines
 
 
 def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 from vbm_ptm.cli import finished, inspection, training
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
-from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix
+from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix, shadowed_libraries
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
 _ADVICE = {
@@ -33,6 +33,22 @@ _FAILURES = {
     "can't allocate memory": _SMALLER,
     "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
 }
+
+# What files of the user's may be called like.
+_LIBRARIES = (
+    *(
+        "accelerate",
+        "datasets",
+        "huggingface_hub",
+        "numpy",
+        "PIL",
+        "pyarrow",
+        "pydantic",
+        "rich",
+        "safetensors",
+    ),
+    *("sklearn", "timm", "torch", "torchvision", "typer", "yaml"),
+)
 
 _MAX_MESSAGES = 100
 
@@ -81,6 +97,11 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
         if is_main_process():  # all ranks have agreed on it
             sys.stderr.write(f"{interruption}\n")
         return interruption.exit_code
+    except (ImportError, AttributeError):
+        shadowed = shadowed_libraries(_LIBRARIES)
+        if not shadowed:
+            raise
+        return _fail(2, *shadowed)
     except (FloatingPointError, TrainingError) as error:
         return _fail(1, str(error))
     except RuntimeError as error:

@@ -18,7 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig, Loaders
 from vbm_ptm.errors import UsageError
-from vbm_ptm.launch import num_nodes, num_processes
+from vbm_ptm.launch import num_nodes, num_processes, without_leftovers
 from vbm_ptm.settings import Precision
 
 __all__ = [
@@ -93,17 +93,18 @@ def build_accelerator(
     if PartialState._shared_state and PartialState().num_processes == 1:
         PartialState._reset_state()  # another device may be chosen; a process group must stay as it is
     try:
-        accelerator = Accelerator(
-            cpu=device == "cpu",
-            mixed_precision=mixed_precision,
-            log_with=list(trackers) or None,
-            project_dir=directory,
-            kwargs_handlers=[
-                # All ranks hold equal buffers; DDP would send them in every step, and class statistics are buffers.
-                DistributedDataParallelKwargs(broadcast_buffers=False),
-                InitProcessGroupKwargs(timeout=rank_timeout),
-            ],
-        )
+        with without_leftovers():
+            accelerator = Accelerator(
+                cpu=device == "cpu",
+                mixed_precision=mixed_precision,
+                log_with=list(trackers) or None,
+                project_dir=directory,
+                kwargs_handlers=[
+                    # All ranks hold equal buffers; DDP would send them in every step, and class statistics are buffers.
+                    DistributedDataParallelKwargs(broadcast_buffers=False),
+                    InitProcessGroupKwargs(timeout=rank_timeout),
+                ],
+            )
     except RuntimeError as error:
         if torch.distributed.is_initialized() or num_processes() == 1:
             raise

@@ -1,0 +1,118 @@
+"""What file systems, batch systems and terminals do to a whole training, in processes of their own."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vbm_ptm.cli import main
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def command(toy_tree: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
+    """A short training of three tasks into ``tmp_path / "run"``, which saves itself after every step."""
+    tree = toy_tree("linear_probe")
+    tree["trainer"] = {"log_every": 1}
+    tree["optimization"] |= {"epochs": 4}
+    tree["checkpoint"] = {"every": "1 step"}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    return ["train", "--config", str(config), "--output", str(tmp_path / "run")]
+
+
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vbm_ptm", *command],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run" / "result.json").read_text())
+    return found
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not come"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP], ids=os.strerror)
+def test_train__needs_neither_locks_nor_directories_on_the_disk(
+    code: int,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real = os.fsync
+
+    def refuse(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    def sync(descriptor: int) -> None:
+        refuse() if stat.S_ISDIR(os.fstat(descriptor).st_mode) else real(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "fsync", sync)
+    assert main([*command, "--stop-after-task", "1"]) == 0
+    assert main([*command, "--resume"]) == 0
+    assert result(tmp_path)["status"] == "finished"
+    assert "Traceback" not in (said := capsys.readouterr().err)
+    assert f"no locks ({os.strerror(code)}): nothing protects {tmp_path / 'run'}" in said
+
+
+@pytest.mark.slow
+def test_train__goes_on_where_nobody_reads(command: list[str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    process = start(command, stdout=writing, stderr=writing)
+    os.close(writing)
+    os.read(reading, 300)
+    os.close(reading)
+    assert process.wait(120) == 0
+    assert result(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_train__goes_on_without_its_terminal(command: list[str], tmp_path: Path) -> None:
+    """As under nohup or tmux: the terminal is gone, and nobody says so by a signal."""
+    ours, theirs = pty.openpty()
+    process = start(command, stdout=theirs, stderr=theirs, stdin=theirs, start_new_session=True)
+    os.close(theirs)
+    os.read(ours, 100)
+    os.close(ours)
+    assert process.wait(120) == 0
+    assert result(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGTERM"])
+def test_train__saves_itself_and_leaves_at_a_warning(name: str, command: list[str], tmp_path: Path) -> None:
+    number = signal.Signals[name]
+    with start([*command, "--set", "optimization.epochs=400"], stderr=subprocess.PIPE) as process:
+        wait_for(tmp_path / "run" / "checkpoints" / "last_000003")
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"stopped by {name}" in said.decode()
+    assert result(tmp_path)["status"] == "interrupted"
+    assert list((tmp_path / "run" / "checkpoints").glob("last_*"))
