@@ -400,6 +400,7 @@ def test_evaluate__refuses_a_damaged_run(damage: str, finished: Path, tmp_path: 
     assert message in refused("evaluate", str(run))
 
 
+@pytest.mark.slow
 def test_train__refuses_to_go_on_from_damage(
     options: list[str], finished: Path, tmp_path: Path, refused: Say
 ) -> None:
@@ -449,6 +450,7 @@ def test_train__refuses_other_images_on_resume(
     assert main([*command, "--resume"]) == 0
 
 
+@pytest.mark.slow
 def test_evaluate__says_that_test_images_have_changed(
     options: list[str], toy_folder: Path, tmp_path: Path, refused: Say, capsys: pytest.CaptureFixture[str]
 ) -> None:

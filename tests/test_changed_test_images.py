@@ -18,6 +18,8 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.runs.stored_learner import evaluate
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 
 

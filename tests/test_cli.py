@@ -199,6 +199,7 @@ def odd_images(folder: Path) -> dict[str, str]:
     return {"palette.png": "train", "alpha.png": "10", "print.jpg": "train"}
 
 
+@pytest.mark.slow
 def test_predict__prints_the_right_names(
     named_folder: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +239,7 @@ def test_predict__prints_the_right_names(
     assert main(["predict", str(moved), str(tmp_path / "odd" / "alpha.png")]) == 0
 
 
+@pytest.mark.slow
 def test_predict__shows_class_names_as_they_are(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +259,7 @@ def test_predict__shows_class_names_as_they_are(
     assert ":smile:, [red]" in capsys.readouterr().out.replace("[red], :smile:", ":smile:, [red]")
 
 
+@pytest.mark.slow
 def test_train__runs_on_a_local_copy_of_cifar100(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +293,7 @@ def test_train__runs_on_a_local_copy_of_cifar100(
     assert "preset 'embedded' of nearest_mean was made for" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_train__has_a_place_for_results_by_default(
     named_folder: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +308,7 @@ def test_train__has_a_place_for_results_by_default(
     assert len(list((tmp_path / "runs" / "fruits-nearest_mean-v1-seeds").rglob("result.json"))) == 2
 
 
+@pytest.mark.slow
 def test_train__stops_after_a_task_as_planned_and_goes_on(
     named_folder: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +357,7 @@ def test_train__is_interrupted_by_ctrl_c_with_a_learner_of_the_users_own(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_train__is_saved_when_terminated(
     num_workers: int, named_folder: Path, tiny: list[str], tmp_path: Path
@@ -428,6 +434,7 @@ def test_train__training_seed_changes_neither_order_nor_split(
         ("backbones", ["vit_tiny_d6_patch8_64.tiny_imagenet", "vit_base_patch16_224.augreg_in21k"]),
     ],
 )
+@pytest.mark.slow
 def test_list__names_what_other_commands_take(
     kind: str, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ from vbm_ptm.experiment import banner, run
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import evaluate
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 
 

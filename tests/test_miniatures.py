@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import miniatures
+import pytest
 from PIL import Image
 
 from vbm_ptm.config.run_config import compose
@@ -43,6 +44,7 @@ def test_imagenet_r_miniature__has_all_classes_of_uneven_size(imagenet_r_argumen
     assert modes(found) == {"RGB", "L", "CMYK"}
 
 
+@pytest.mark.slow
 def test_domainnet_miniature__has_lists_whose_numbers_order_the_classes(
     domainnet_arguments: list[str],
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 import vbm_ptm
 from vbm_ptm.learners import list_learners
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[1]
 
 

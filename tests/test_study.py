@@ -83,6 +83,7 @@ def test_plan_runs__refuses_lists_that_do_not_fit(
         plan_runs("a", output=Path("out"), seeds=seeds, class_order_seeds=orders, **sources(toy_tree))
 
 
+@pytest.mark.slow
 def test_execute__skips_what_is_finished_and_goes_on_with_what_is_not(
     toy_tree: Callable[..., Tree], tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_execute__skips_what_is_finished_and_goes_on_with_what_is_not(
     assert again == collected
 
 
+@pytest.mark.slow
 def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
     toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,6 +144,7 @@ def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
     ]
 
 
+@pytest.mark.slow
 def test_execute__skips_damaged_checkpoints_when_asked(
     toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +217,7 @@ def test_execute__an_interruption_stops_all(toy_tree: Callable[..., Tree], tmp_p
     assert [item["seeds"] for item in missing] == [[1, 1993], [2, 1993]]
 
 
+@pytest.mark.slow
 def test_execute__a_part_collects_what_is_finished_of_all(
     toy_tree: Callable[..., Tree], tmp_path: Path
 ) -> None:

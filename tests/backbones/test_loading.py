@@ -535,6 +535,7 @@ class TestEmbedded:
         assert (used.image_size, used.interpolation, used.crop_fraction) == (64, "bicubic", 1.0)
         assert used.mean == used.std == (0.5, 0.5, 0.5)
 
+    @pytest.mark.slow
     def test_embedded_model__is_used_without_deprecation_warnings_of_our_own(self) -> None:
         program = (
             "import warnings; warnings.filterwarnings('error', '', DeprecationWarning, r'vbm_ptm(\\.|$)'); "

@@ -366,6 +366,7 @@ def live_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+@pytest.mark.slow
 def test_learner__keeps_nothing_of_twenty_tasks_but_its_state(build: Build) -> None:
     toy = toy_of(class_tasks(*[1] * 20))
     learner = build(num_tasks=20)

@@ -434,6 +434,7 @@ class TestTrainLoader:
         with_workers = epochs_of(loader_of(build(), config=TWO_WORKERS), 3)
         assert all(are_equal(one, two) for one, two in zip(plain, with_workers, strict=True))
 
+    @pytest.mark.slow
     def test_train_loader__works_with_spawned_workers(self, build: Any) -> None:
         config = LoaderConfig(num_workers=1, multiprocessing_context="spawn")
         assert are_equal(loader_of(build()), loader_of(build(), config=config))

@@ -179,6 +179,7 @@ def _meet_nobody(_: int, rank: int, port: int) -> None:
         build_accelerator(device="cpu", rank_timeout=timedelta(seconds=1.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_build_accelerator__waits_for_other_ranks_only_so_long(rank: int, free_port: int) -> None:
     torch.multiprocessing.start_processes(_meet_nobody, args=(rank, free_port), nprocs=1, start_method="fork")

@@ -192,6 +192,7 @@ class TestCounts:
 PROMPT_LEARNERS = {"l2p", "dualprompt", "coda_prompt", "s_prompt_pp"}
 
 
+@pytest.mark.slow
 class TestReproducibility:
     @pytest.mark.parametrize(("name", "scale"), [("finetune", 1.0), ("slca", 0.01)])
     def test_fit__with_one_view_is_a_plain_loop(
@@ -528,6 +529,7 @@ class TestOptimization:
         assert are_equal(tensors_of(learner.backbone), before)
 
 
+@pytest.mark.slow
 class TestEveryLearner:
     @pytest.mark.parametrize("learner_name", list_learners())
     @pytest.mark.parametrize("scenario", ["unequal", "domains", "joint"])
@@ -612,6 +614,7 @@ class TestEveryLearner:
         assert set(counts) == {"frozen", *(group.name for group in learner.parameter_groups())}
 
 
+@pytest.mark.slow
 class TestManyTasks:
     def test_fit__twenty_tasks_keep_nothing_of_the_ones_before(
         self, new_benchmark: NewBenchmark, new_learner: NewLearner, new_run: NewRun

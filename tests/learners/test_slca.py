@@ -394,6 +394,7 @@ class TestStageOne:
 @pytest.mark.parametrize(
     ("covariance", "num_numbers"), [("diagonal", 2 * 2), ("shared", 2 + 6), ("full", 2 + 2 * 3)]
 )
+@pytest.mark.slow
 def test_slca__covariances_of_three_kinds(
     build: Build, given_features: Any, covariance: str, num_numbers: int
 ) -> None:

@@ -14,6 +14,8 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.runs.comparison import compare_runs
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 
 

@@ -27,6 +27,8 @@ from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export, push
 from vbm_ptm.runs.stored_learner import load, predict
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 
 

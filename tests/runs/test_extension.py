@@ -20,6 +20,8 @@ from vbm_ptm.runs.export import export
 from vbm_ptm.runs.extension import default_output, extension_config
 from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, predict
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 
 

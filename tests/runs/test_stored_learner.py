@@ -20,6 +20,8 @@ from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, load, predict
 
+pytestmark = pytest.mark.slow
+
 Tree = dict[str, Any]
 
 

@@ -282,6 +282,7 @@ def test_load_image_dataset__names_an_unreadable_parquet_file(tmp_path: Path) ->
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_load_image_dataset__local_data_need_no_hub(tmp_path: Path) -> None:
     write(tmp_path / "flat", *(f"{name}/{n}.png" for name in "ab" for n in range(3)))
     rows = table(["a", "a", "b", "b"])
