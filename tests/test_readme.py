@@ -50,9 +50,9 @@ def test_own_learner__trains_goes_on_and_evaluates(
     directory = RunDirectory(own_learner / "runs" / "cosine_probe")
     result = directory.result()
     assert result is not None
-    assert result["config"]["learner"] == {"name": "cosine_probe:CosineProbe", "scale": 16.0}
-    assert result["num_views"] == 4
-    first, second = result["metrics"]["class_incremental"]["top1"]["curve"]
+    assert result.config["learner"] == {"name": "cosine_probe:CosineProbe", "scale": 16.0}
+    assert result.num_views == 4
+    first, second = result.metrics["class_incremental"]["top1"]["curve"]
     assert first > 80  # chance is 50
     assert second > 30  # chance is 25
 
