@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from vbm_ptm.heads import TaskHeads
+from vbm_ptm.heads import CosineHead, TaskHeads
 from vbm_ptm.randomness import seeded
 
 
@@ -134,3 +134,20 @@ def test_joined__gives_the_same_logits_and_goes_back_row_by_row() -> None:
     heads.load_joined(joined)
     torch.testing.assert_close(heads(features), joined(features))
     assert not torch.equal(heads(features), before)
+
+
+def test_cosine_head__scales_cosines_and_sees_no_length() -> None:
+    with seeded(0):
+        head = CosineHead(768, 500)
+    assert head.scale.item() == 1
+    assert 0.99 / 768**0.5 < head.weight.abs().max() <= 1 / 768**0.5
+    features = torch.randn(3, 768, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.cosine_similarity(features[:, None], head.weight, dim=2)
+    torch.testing.assert_close(head(features), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(head(7 * features), expected, atol=1e-6, rtol=0)
+    with torch.no_grad():
+        head.scale.fill_(20)
+    torch.testing.assert_close(head(features), 20 * expected, atol=2e-5, rtol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(head(features), head(features.float()))
+        assert head(features.bfloat16()).dtype == torch.float32

@@ -86,6 +86,15 @@ SESSION_SCHEDULE = schedule(
 PLUS_PLUS = on(ORIGINAL, views=1) | own(
     expert_blocks=(0, 1, 2, 3, 4), expert_length=20, pull_weight=1.0, transfer_prompts=True
 )
+ADAPTERS = {
+    "learner.first_session.kind": "adapter", "learner.first_session.adapter_width": 64,
+    "learner.first_session.adapter_dropout": 0.1,
+}  # fmt: skip
+FIRST_SESSION = schedule(
+    optimizer="sgd", learning_rate=0.01, batch_size=48, epochs=20, momentum=0.9, weight_decay=5e-4, schedule="cosine",
+    clip_gradient_norm=None,
+)  # fmt: skip
+RANPAC = RAW_INPUTS | FIRST_SESSION | own(projection_width=10000, fit_fraction=0.8, class_balanced=False)
 
 # (learner, data set) -> source, and what preset "official" has to be on it.
 OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
@@ -104,11 +113,25 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ("nearest_mean", "imagenet_r"): ("nothing is trained", on(AUGREG, views=1)),
     ("ran_pac", "cifar100"): (
         "RanPAC: args/cifar_publish.json",
-        on(AUGREG, views=1) | RAW_INPUTS | own(projection_width=10000) | inputs(test_resize=1.0),
+        on(AUGREG, views=1) | RANPAC | ADAPTERS | inputs(test_resize=1.0),
     ),
     ("ran_pac", "imagenet_r"): (
         "RanPAC: args/imagenetr_publish.json",
-        on(FINE_TUNED, views=1) | RAW_INPUTS | own(projection_width=10000),
+        on(FINE_TUNED, views=1) | RANPAC | {"learner.first_session.kind": "ssf"},
+    ),
+    ("ran_pac", "cub200"): ("RanPAC: args/cub_publish.json", on(FINE_TUNED, views=1) | RANPAC | ADAPTERS),
+    ("ran_pac", "domainnet"): (
+        "RanPAC: args/domainnet_publish.json",
+        on(FINE_TUNED, views=1) | RANPAC | ADAPTERS,
+    ),
+    ("aper", "cifar100"): (
+        "RevisitingCIL: exps/adapter.json",
+        on(AUGREG, views=1) | RAW_INPUTS | ADAPTERS | FIRST_SESSION,
+    ),
+    ("aper", "imagenet_r"): (
+        "RevisitingCIL: exps/adapter.json",
+        on(AUGREG, views=1) | RAW_INPUTS | ADAPTERS | FIRST_SESSION
+        | schedule(batch_size=24, learning_rate=0.05, weight_decay=5e-3),
     ),
     ("l2p", "cifar100"): (
         "l2p-pytorch: configs/cifar100_l2p.py",
@@ -201,6 +224,8 @@ EMBEDDED: dict[str, Numbers] = {
     "s_iprompt": schedule(optimizer="sgd", learning_rate=0.03, schedule="cosine", weight_decay=5e-4),
     "nearest_mean": {},
     "ran_pac": {},
+    "aper": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
+    | {"learner.first_session.kind": "adapter", "learner.first_session.adapter_width": 16},
 }
 
 

@@ -1,4 +1,4 @@
-"""One linear classifier per task, side by side.
+"""Linear classifiers: one per task, side by side, and one by cosines.
 
 A module per task keeps finished tasks bit-frozen: neither weight decay nor stale momentum moves them.
 Shapes: N images, D width, K columns.
@@ -6,10 +6,12 @@ Shapes: N images, D width, K columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class TaskHead(nn.Linear):
@@ -86,3 +88,24 @@ class TaskHeads(nn.Module):
         for own, (weight, bias) in zip(self.tasks, parts, strict=True):
             own.get_parameter("weight").copy_(weight)
             own.get_parameter("bias").copy_(bias)
+
+
+class CosineHead(nn.Module):
+    """scale * cos(feature, row of the weight), with a scale that is trained and starts at 1.
+
+    Args:
+        width: D.
+        num_classes: K.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(num_classes, width).uniform_(-bound, bound))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (N,K) for features (N,D), not rounded by autocast."""
+        with torch.autocast(features.device.type, enabled=False):
+            features = features.to(self.weight.dtype)
+            return self.scale * (F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T)

@@ -6,7 +6,7 @@ Shapes: N images (3), D width (16).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from timm.layers import SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vbm_ptm.backbones import Adaptation, AdaptationConfig, PromptableViT, build_adaptation, evaluating
+from vbm_ptm.backbones import Adaptation, PromptableViT, evaluating
 from vbm_ptm.backbones.adaptations import (
     Adapters,
     ChannelAffine,
@@ -70,12 +70,15 @@ def load(module: nn.Module, tensors: dict[str, Tensor], *names: tuple[str, str])
 
 
 def new(kind: str, backbone: PromptableViT) -> nn.Module:
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "adapter": lambda: Adapters(backbone.depth, 16, 4),
+        "ssf": lambda: ScalesAndShifts(backbone),
+        "vpt_deep": lambda: DeepTokens(backbone.depth, 2, 16),
+        "vpt_shallow": lambda: ShallowTokens(2, 16),
+        "lora": lambda: LowRankUpdates(backbone, 2, sites=("qkv", "proj", "fc1", "fc2")),
+    }
     with seeded(0):
-        if kind == "lora":
-            return LowRankUpdates(backbone, 2, sites=("qkv", "proj", "fc1", "fc2"))
-        module = build_adaptation(AdaptationConfig(kind=kind, adapter_width=4, num_tokens=2), backbone)
-    assert module is not None
-    return module
+        return builders[kind]()
 
 
 def disturb(module: nn.Module) -> nn.Module:

@@ -47,6 +47,7 @@ def test_estimate__goes_by_assumed_counts_where_data_are_not_at_hand(toy_tree: C
 def test_estimate__learners_say_truly_whether_they_are_trained() -> None:
     said = {name: learner_class(name).config_class(name=name).trained_tasks for name in list_learners()}
     assert {name: tasks for name, tasks in said.items() if tasks != "all"} == {
+        "aper": "first",
         "nearest_mean": "none",
         "ran_pac": "none",
     }

@@ -207,3 +207,26 @@ def test_ran_pac__an_image_alone_is_learned_too(build: Build, given_features: An
     live_through(learner, [(first, given([0])), (second, given([1], seed=1))], given_features)
     queries = torch.cat([given([0])[0], given([1], seed=1)[0]])
     assert learner.predict(torch.zeros(2, 3, 32, 32), queries).argmax(1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["adapter", "ssf", "vpt_deep", "vpt_shallow"])
+def test_ran_pac__sums_features_that_the_first_task_has_adapted(
+    build: Build, train: Any, given_features: Any, kind: str
+) -> None:
+    learner = build("ran_pac", projection_width=20, first_session={"kind": kind})
+    images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    first, second = class_tasks(2, 1)
+    plain = learner.backbone.query(images)
+    train(learner, first)
+    adapted = learner.query(images)
+    assert not torch.allclose(adapted, plain, atol=1e-4)
+    learner.end_task(first, given_features(adapted, [0, 1, 0, 1, 1]))
+    hidden = (adapted @ learner.projection).relu()
+    torch.testing.assert_close(learner.gram, hidden.T @ hidden)
+    assert torch.equal(learner.query(images), adapted)
+    learner.begin_task(second)
+    assert learner.parameter_groups() == []
+    assert not any(parameter.requires_grad for parameter in learner.parameters())
+    learner.end_task(second, given_features(adapted[:2], [2, 2]))
+    assert torch.equal(learner.query(images), adapted)
+    assert learner.config.trained_tasks == "first"

@@ -5,7 +5,7 @@ The only door to timm. Importing this package registers the embedded model with 
 
 from __future__ import annotations
 
-from vbm_ptm.backbones.adaptations import Adaptation, AdaptationConfig, build_adaptation
+from vbm_ptm.backbones.adaptations import Adaptation
 from vbm_ptm.backbones.choosing import BackboneConfig, build_backbone, load_backbone
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.backbones.loading import build_vit, hub_facts, list_backbones, load_vit
@@ -15,13 +15,11 @@ from vbm_ptm.backbones.vit import PromptableViT
 __all__ = [
     "EMBEDDED_NAME",
     "Adaptation",
-    "AdaptationConfig",
     "Backbone",
     "BackboneConfig",
     "Preprocessing",
     "PromptableViT",
     "WeightsRecord",
-    "build_adaptation",
     "build_backbone",
     "build_vit",
     "evaluating",

@@ -15,17 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vbm_ptm.backbones.blocks import BlockChange, Site, TokenMap, joined
 from vbm_ptm.errors import UsageError
-from vbm_ptm.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -61,43 +59,6 @@ class Adaptation:
 
 def _without_blocks(adaptation: Adaptation) -> Adaptation:
     return Adaptation({}, adaptation.tokens, adaptation.patches, adaptation.features)
-
-
-class AdaptationConfig(Settings):
-    """Which small parts are trained around the frozen backbone.
-
-    Attributes:
-        kind: "adapter" (a bottleneck beside every MLP), "ssf" (scales and shifts after every layer), "vpt_deep" (fresh
-            tokens for every block), "vpt_shallow" (tokens that pass through all blocks), or "none".
-        adapter_width: Width of an adapter's bottleneck.
-        adapter_dropout: Dropout inside of adapters. Its masks come from each rank's own generator: above 0 a step on
-            several ranks is no longer exactly that on one.
-        num_tokens: Tokens, of each block or in all.
-    """
-
-    kind: Literal["none", "adapter", "ssf", "vpt_deep", "vpt_shallow"] = "none"
-    adapter_width: int = Field(default=64, ge=1)
-    adapter_dropout: float = Field(default=0.0, ge=0, lt=1)
-    num_tokens: int = Field(default=5, ge=1)
-
-
-def build_adaptation(config: AdaptationConfig, backbone: Any) -> nn.Module | None:
-    """Return the module of a kind, drawn from the global generator; calling it gives an ``Adaptation``.
-
-    Args:
-        config: What to build; nothing for "none".
-        backbone: The ``PromptableViT`` that will take it.
-    """
-    depth, width = backbone.depth, backbone.width
-    if config.kind == "adapter":
-        return Adapters(depth, width, config.adapter_width, dropout=config.adapter_dropout)
-    if config.kind == "ssf":
-        return ScalesAndShifts(backbone)
-    if config.kind == "vpt_deep":
-        return DeepTokens(depth, config.num_tokens, width)
-    if config.kind == "vpt_shallow":
-        return ShallowTokens(config.num_tokens, width)
-    return None
 
 
 class Adapter(nn.Module):

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
@@ -21,9 +19,9 @@ from vbm_ptm.learners.base import (
     LearnerConfig,
     LearnerOutput,
     ParameterGroup,
-    TaskStatistics,
     TrainedTasks,
 )
+from vbm_ptm.learners.prototypes import class_cosines, keep_class_sums
 
 
 class NearestMeanConfig(LearnerConfig):
@@ -53,10 +51,7 @@ class NearestMean(Learner):
 
     def end_task(self, task: Task, features: Features) -> None:
         """Keep the sum of the features of each class of the task."""
-        values, labels, _ = features()
-        # Class by class: the features in double precision, or a table of classes and images, may not fit.
-        sums = [values[labels == class_index].double().sum(dim=0) for class_index in task.classes]
-        self.statistics[str(task.index)] = TaskStatistics({"sum": torch.stack(sums).to(values.dtype)})
+        keep_class_sums(self, task, features)
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers in a sum per class."""
@@ -64,13 +59,4 @@ class NearestMean(Learner):
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return cosines (N, seen) between features and class means."""
-        features = self.query(images) if query is None else query
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        sums = features.new_zeros(self.num_seen_classes, features.shape[1])
-        for task in self.tasks:
-            if statistics := self.statistics_of(task):
-                sums[self.columns(task.classes, sums.device)] += statistics["sum"].to(sums)
-        # Cosines of neighbours differ by less than the digits that autocast would leave.
-        with torch.autocast(features.device.type, enabled=False):
-            # The cosine does not see whether a class is a sum or a mean.
-            return F.normalize(features, dim=1) @ F.normalize(sums, dim=1).T
+        return class_cosines(self, self.query(images) if query is None else query)

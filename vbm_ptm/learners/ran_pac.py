@@ -6,7 +6,8 @@ become h = relu(f W) with W (D,M) drawn once from N(0, 1). Sums over all images 
 
     G = sum h h' (M,M),   Q = sum h y' (M,K),   y one-hot;   scores = h (G + ridge I)^-1 Q.
 
-The sums add up whatever the order of the images, so nothing is forgotten, with new classes or with new domains.
+The sums add up whatever the order of the images, so nothing is forgotten, with new classes or with new domains. The
+first task may adapt the backbone before anything is summed (the paper's "first-session" adaptation).
 
 Differs from the official code in:
   - The ridge is searched through one eigendecomposition for all candidates, in float64; the error is the same.
@@ -18,7 +19,7 @@ Differs from the official code in:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 from torch.nn import functional as F
 
-from vbm_ptm.backbones import Backbone
+from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import (
     Features,
@@ -36,6 +37,7 @@ from vbm_ptm.learners.base import (
     ParameterGroup,
     TrainedTasks,
 )
+from vbm_ptm.learners.first_session import FirstSession, FirstSessionConfig
 
 # Images that a class counts as where classes are balanced.
 _BALANCED_SIZE = 100
@@ -49,6 +51,7 @@ class RanPACConfig(LearnerConfig):
         ridges: Candidates for the ridge, tried on the images of each task.
         fit_fraction: Part of a task's images that the candidates are fitted to; the rest judges them.
         class_balanced: Let every class of a task weigh the same, however many images it has.
+        first_session: What the first task trains before its features are summed; nothing by default.
     """
 
     name: str = "ran_pac"
@@ -58,11 +61,12 @@ class RanPACConfig(LearnerConfig):
     )
     fit_fraction: float = Field(default=0.8, gt=0, lt=1)
     class_balanced: bool = False
+    first_session: FirstSessionConfig = FirstSessionConfig()
 
     @property
     def trained_tasks(self) -> TrainedTasks:
-        """No task is trained by steps."""
-        return "none"
+        """The first task is trained if it adapts the backbone."""
+        return "first" if self.first_session.kind != "none" else "none"
 
 
 class RanPAC(Learner):
@@ -77,6 +81,7 @@ class RanPAC(Learner):
 
     def __init__(self, backbone: Backbone, config: RanPACConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
+        self.first_session = FirstSession(backbone, config.first_session)
         width = config.projection_width or backbone.width
         projection = torch.randn(backbone.width, width) if config.projection_width else None
         self.register_buffer("projection", projection)
@@ -86,18 +91,27 @@ class RanPAC(Learner):
         self.ridge = 0.0
 
     def begin_task(self, task: Task) -> None:
-        """Add a column of zeros for every new class."""
+        """Add a column of zeros for every new class; the first task makes the adaptation trainable."""
         super().begin_task(task)
+        self.first_session.begin(task)
         self.moments = F.pad(self.moments, (0, len(task.new_classes)))
         self.weight = F.pad(self.weight, (0, 0, 0, len(task.new_classes)))
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return no group: nothing is trained, and a task takes zero steps."""
-        return []
+        """Return the adaptation and its head in a first task that has them, otherwise nothing."""
+        return self.first_session.parameter_groups()
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
-        """Return the scores (N, K) of the task's classes."""
-        return LearnerOutput(self.predict(images)[:, self.task_columns], self.task_columns, {})
+        """Return the logits (N, K) of the first session's head, otherwise the scores of the task's classes."""
+        if self.first_session.head is None:
+            return LearnerOutput(self.predict(images)[:, self.task_columns], self.task_columns, {})
+        logits = self.first_session.head(self.first_session.encode(self.backbone, images))
+        return LearnerOutput(logits, self.task_columns, {})
+
+    def query(self, images: Tensor) -> Tensor:
+        """Return the class-token features (N, D) of the backbone, adapted if it is."""
+        with evaluating(self):
+            return self.first_session.encode(self.backbone, images)
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return the regression's scores (N, seen); those of classes without an image so far are 0."""
@@ -106,7 +120,8 @@ class RanPAC(Learner):
             return self._hidden(features) @ self.weight.T
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Add the task's images to the sums, choose the ridge on them, and solve."""
+        """Freeze the adaptation; add the task's images to the sums, choose the ridge on them, and solve."""
+        self.first_session.finish()
         values, labels, _ = features()
         order = torch.randperm(len(labels))
         hidden = self._hidden(values[order].to(self.gram.device))
@@ -122,6 +137,11 @@ class RanPAC(Learner):
         chosen = min(zip(errors, self.config.ridges, strict=True))[1]  # of equal errors the smallest ridge
         weight, self.ridge = solve_ridge(self.gram, self.moments, chosen)
         self.weight.copy_(weight.T)
+
+    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Drop the first session's head, which a finished task no longer has."""
+        super().allocate(task, shapes)
+        self.first_session.finish()
 
     def report(self, task: Task) -> dict[str, Any]:
         """Return the ridge that the task was solved with."""

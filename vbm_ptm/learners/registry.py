@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vbm_ptm.backbones import Backbone
     from vbm_ptm.learners.base import Learner
 
-NOT_LEARNERS = {"alignment", "base", "registry"}
+NOT_LEARNERS = {"alignment", "base", "first_session", "prototypes", "registry"}
 
 
 def list_learners() -> list[str]:
