@@ -25,6 +25,12 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that leave the precision open compute in fp32 here, whatever the machine has units for."""
+    monkeypatch.setattr("vbm_ptm.engine.precision.has_fast_bf16", lambda device_type: False)
+
+
+@pytest.fixture(autouse=True)
 def _logger_as_it_was() -> Iterator[None]:
     """Commands set handlers of their own, which would outlive a test."""
     logger = logging.getLogger("vbm_ptm")
@@ -81,6 +87,7 @@ def toy_tree(toy_folder: Path, tiny_weights: Path) -> Callable[..., dict[str, An
             "learner": {"name": learner, **learner_settings},
             "view_batch": {"num_views": 2},
             "optimization": {"epochs": 2, "batch_size": 8, "learning_rate": 0.01},
+            "trainer": {"mixed_precision": "no"},
             "preset": "none",
         }
 

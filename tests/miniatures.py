@@ -135,4 +135,4 @@ def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_te
 def _arguments(dataset: str, folder: Path, num_classes: int | None = None) -> list[str]:
     settings = {"path": folder, "expected": "null", **({"num_classes": num_classes} if num_classes else {})}
     options = [word for key, value in settings.items() for word in ("--set", f"dataset.{key}={value}")]
-    return ["--dataset", dataset, *options]
+    return ["--dataset", dataset, *options, "--set", "trainer.mixed_precision=no"]

@@ -191,3 +191,21 @@ def test_run__a_session_that_is_known_is_not_missed(tmp_path: Path) -> None:
     )
     assert told > guessed + 1
     assert metrics["task_expert"] is None
+
+
+def test_run__keeps_the_precision_that_it_was_started_in(
+    toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun where bf16 is fast, resumed where it is not: "auto" is chosen once."""
+    tree = toy_tree("linear_probe")
+    del tree["trainer"]
+    monkeypatch.setattr("vbm_ptm.engine.precision.has_fast_bf16", lambda device_type: True)
+    with pytest.raises(TrainingInterrupted):
+        run(tree, output=tmp_path / "run", stop_after_task=1)
+    assert RunDirectory(tmp_path / "run").config().trainer.mixed_precision == "bf16"
+    monkeypatch.setattr("vbm_ptm.engine.precision.has_fast_bf16", lambda device_type: False)
+    result = run(tree, output=tmp_path / "run", resume=True)
+    assert result["config"]["trainer"]["mixed_precision"] == "bf16"
+    with pytest.raises(UsageError, match=r"mixed_precision: 'bf16' against 'no'"):
+        run(tree | {"trainer": {"mixed_precision": "no"}}, output=tmp_path / "run", resume=True)
+    assert run(tree, output=tmp_path / "slow")["config"]["trainer"]["mixed_precision"] == "no"

@@ -21,6 +21,7 @@ from vbm_ptm.engine.acceleration import (
     describe_ranks,
     finish_trackers,
     loaders_for,
+    precision_of,
     start_trackers,
     wait_for_ranks,
 )
@@ -73,6 +74,7 @@ def run(
     if finished and finished.is_finished and not (skip_damaged and is_damaged(directory)):
         logger.info("%s is finished: nothing is read or trained", directory.path)
         return finished.to_json()
+    config = directory.with_stored_precision(config)
     accelerator = build_accelerator(
         device=config.device,
         mixed_precision=config.trainer.mixed_precision,
@@ -80,6 +82,7 @@ def run(
         directory=directory.path,
         rank_timeout=timedelta(minutes=config.trainer.rank_timeout_minutes),
     )
+    config = config.with_precision(precision_of(accelerator))
     is_extension = config.scenario.extends is not None
     own = CheckpointStore(directory.path / "checkpoints").read() if is_extension else None
     setup = build(config, earlier=own.state if own else earlier_state(config))

@@ -32,3 +32,6 @@ class Settings(BaseModel):
 
 # What the forward pass computes in; "no" is full precision.
 Precision = Literal["no", "bf16", "fp16"]
+
+# What a setting may say of it; "auto" is what the device computes fastest in.
+PrecisionSetting = Literal["auto", "no", "bf16", "fp16"]

@@ -209,3 +209,13 @@ def test_claimed__waits_for_the_loader_workers_of_a_run_that_was_killed(
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with written.claimed(config, resume=True):
         assert (written.path / ".lock").read_text() == str(os.getpid())
+
+
+def test_config__stored_without_a_precision_was_in_fp32(written: RunDirectory, config: RunConfig) -> None:
+    file = written.path / "config.yaml"
+    file.write_text(file.read_text().replace("  mixed_precision: 'no'\n", ""))
+    assert "mixed_precision" not in file.read_text()
+    assert written.config().trainer.mixed_precision == "no"
+    written.check(config.with_precision("auto"), resume=True)
+    with pytest.raises(UsageError, match="'no' against 'bf16'"):
+        written.check(config.with_precision("bf16"), resume=True)

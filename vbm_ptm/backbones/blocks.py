@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vbm_ptm.backbones.attention import attend, prefers_fused
+
 Site = Literal["norm1", "qkv", "proj", "norm2", "fc1", "fc2"]
 TokenMap = Callable[[Tensor], Tensor]
 
@@ -77,6 +79,13 @@ def joined(one: Any, other: Any) -> dict[str, Any]:
     return parts
 
 
+def plain_block(block: Any, sequence: Tensor) -> Tensor:
+    """Run a timm block (N,T,D) -> (N,T,D) as it is, by the attention that is faster."""
+    block.attn.fused_attn = prefers_fused(sequence)
+    output: Tensor = block(sequence)
+    return output
+
+
 def changed_block(block: Any, sequence: Tensor, change: BlockChange) -> Tensor:
     """Run a timm block (N,T,D) -> (N,T,D) with what is changed about it."""
     num_tokens = sequence.shape[1]
@@ -104,7 +113,7 @@ def _attention(attention: Any, sequence: Tensor, change: BlockChange) -> Tensor:
         key = torch.cat([prefix[:, 0].to(key.dtype), key], dim=2)
         value = torch.cat([prefix[:, 1].to(value.dtype), value], dim=2)
     dropout = attention.attn_drop.p if attention.training else 0.0
-    attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    attended = attend(query, key, value, is_fused=prefers_fused(sequence), dropout=dropout)
     attended = attended.transpose(1, 2).reshape(num_images, num_tokens, width)
     output: Tensor = attention.proj_drop(change.linear("proj", attention.proj, attention.norm(attended)))
     return output

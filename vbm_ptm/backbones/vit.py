@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vbm_ptm.backbones.adaptations import Adaptation
-from vbm_ptm.backbones.blocks import BlockChange, changed_block
+from vbm_ptm.backbones.blocks import BlockChange, changed_block, plain_block
 from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord
 from vbm_ptm.errors import UsageError
 
@@ -120,7 +120,7 @@ class PromptableViT(Backbone):
             if index in adaptation.blocks:
                 sequence = self._apply_block(changed_block, block, sequence, adaptation.blocks[index])
             else:
-                sequence = self._apply_block(block, sequence)
+                sequence = self._apply_block(plain_block, block, sequence)
         encoded: Tensor = self.vit.norm(sequence)
         return encoded if adaptation.features is None else adaptation.features(encoded)
 

@@ -37,7 +37,7 @@ from vbm_ptm.engine.trainer import TrainerConfig
 from vbm_ptm.errors import UsageError, nearest_name, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
-from vbm_ptm.settings import Settings, absolute
+from vbm_ptm.settings import PrecisionSetting, Settings, absolute
 from vbm_ptm.storage.checkpoint import CheckpointConfig
 
 # How the command line gives what cannot be left out.
@@ -78,6 +78,12 @@ class RunConfig(Settings):
     def origin(self, path: str) -> str:
         """Return what set a setting, by its dotted path."""
         return (self._composed and self._composed.origin(path)) or "the default"
+
+    def with_precision(self, precision: PrecisionSetting) -> RunConfig:
+        """Return the configuration with ``trainer.mixed_precision`` set, in place of "auto"."""
+        return self.model_copy(
+            update={"trainer": self.trainer.model_copy(update={"mixed_precision": precision})}
+        )
 
     @model_validator(mode="after")
     def _check_views(self) -> RunConfig:
@@ -168,6 +174,14 @@ class ComposedConfig:
         """Return what set a setting, one above it or, for an unknown section, one below it."""
         below = (source for key, source in self.origins.items() if key.startswith(f"{path}."))
         return self.origin(path) or next(below, None)
+
+
+def stored_config(tree: Mapping[str, Any], origin: str) -> ComposedConfig:
+    """Compose what a run has stored; settings that it does not know yet mean what they meant for it."""
+    composed = ComposedConfig()
+    composed.merge({"trainer": {"mixed_precision": "no"}}, "runs before there was a choice")
+    composed.merge(tree, origin)
+    return composed
 
 
 def problem_messages(

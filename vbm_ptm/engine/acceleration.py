@@ -17,9 +17,10 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig, Loaders
+from vbm_ptm.engine.precision import chosen_device_type, resolve_precision
 from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import num_nodes, num_processes, without_leftovers
-from vbm_ptm.settings import Precision
+from vbm_ptm.settings import Precision, PrecisionSetting
 
 __all__ = [
     "Accelerator",
@@ -30,6 +31,7 @@ __all__ = [
     "describe_ranks",
     "finish_trackers",
     "loaders_for",
+    "precision_of",
     "start_trackers",
     "wait_for_ranks",
 ]
@@ -51,7 +53,7 @@ _SHARDING = {
 def build_accelerator(
     *,
     device: Device = "auto",
-    mixed_precision: Precision = "no",
+    mixed_precision: PrecisionSetting = "no",
     trackers: Sequence[Tracker] = (),
     directory: Path | None = None,
     rank_timeout: timedelta = timedelta(minutes=10),
@@ -60,7 +62,7 @@ def build_accelerator(
 
     Args:
         device: "auto" for the best one.
-        mixed_precision: What the forward pass computes in.
+        mixed_precision: What the forward pass computes in; "auto" for what the device is fastest in.
         trackers: Experiment trackers that receive every reading of the losses and every accuracy.
         directory: Where trackers write files.
         rank_timeout: How long a rank waits for the others, at the start and later.
@@ -96,7 +98,7 @@ def build_accelerator(
         with without_leftovers():
             accelerator = Accelerator(
                 cpu=device == "cpu",
-                mixed_precision=mixed_precision,
+                mixed_precision=resolve_precision(mixed_precision, chosen_device_type(device)),
                 log_with=list(trackers) or None,
                 project_dir=directory,
                 kwargs_handlers=[
@@ -153,7 +155,13 @@ def describe_ranks(accelerator: Accelerator) -> str:
     ranks, nodes = accelerator.num_processes, num_nodes()
     where = f"{ranks} rank{'s' if ranks > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
     device = accelerator.device.type if ranks > 1 else str(accelerator.device)
-    return f"{where}, device {device}, precision {accelerator.mixed_precision}"
+    return f"{where}, device {device}, precision {precision_of(accelerator)}"
+
+
+def precision_of(accelerator: Accelerator) -> Precision:
+    """Return what the forward pass computes in."""
+    names: dict[str, Precision] = {"no": "no", "bf16": "bf16", "fp16": "fp16"}
+    return names[accelerator.mixed_precision]
 
 
 def wait_for_ranks(accelerator: Accelerator) -> None:

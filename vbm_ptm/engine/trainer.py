@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.acceleration import Precision, Tracker, wait_for_ranks
+from vbm_ptm.engine.acceleration import Tracker, wait_for_ranks
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
@@ -32,7 +32,7 @@ from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
-from vbm_ptm.settings import Settings
+from vbm_ptm.settings import PrecisionSetting, Settings
 from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.storage.task_record import TaskRecord
@@ -46,7 +46,8 @@ class TrainerConfig(Settings):
     Attributes:
         max_steps_per_task: Stop each task after so many steps (a smoke run); null for all epochs.
         log_every: Steps between two readings of the losses, which stay on the device until then.
-        mixed_precision: "no", "bf16" or "fp16" through Accelerate.
+        mixed_precision: "no", "bf16" or "fp16" through Accelerate. "auto" is bf16 where the device has units for it
+            (GPUs with bf16, CPUs with AMX or AVX512-BF16), else "no"; a run stores which of the two, and keeps it.
         rank_timeout_minutes: How long a rank waits for the others, at the start and in every exchange.
         trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
         stop_signals: Signals that save the run and end it, besides SIGINT and SIGTERM: what batch systems send before
@@ -55,7 +56,7 @@ class TrainerConfig(Settings):
 
     max_steps_per_task: int | None = Field(default=None, ge=1)
     log_every: int = Field(default=10, ge=1)
-    mixed_precision: Precision = "no"
+    mixed_precision: PrecisionSetting = "auto"
     rank_timeout_minutes: float = Field(default=10.0, gt=0)
     trackers: tuple[Tracker, ...] = ()
     stop_signals: tuple[StopSignal, ...] = STOP_SIGNALS

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from vbm_ptm.config.run_config import ComposedConfig, RunConfig
+from vbm_ptm.config.run_config import RunConfig, stored_config
 from vbm_ptm.config.tree import differences, parse_override, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
@@ -59,8 +59,7 @@ class RunDirectory:
             UsageError: There is none, it is not valid, or an item would make it another run.
         """
         file = self._require_config()
-        composed = ComposedConfig()
-        composed.merge(read_yaml(file), str(file))
+        composed = stored_config(read_yaml(file), str(file))
         for item in overrides:
             if not item.startswith(FREE_IN_USE):
                 raise UsageError(
@@ -69,6 +68,12 @@ class RunDirectory:
                 )
             composed.merge(parse_override(item), f"--set {item}")
         return composed.validate()
+
+    def with_stored_precision(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with the precision that the run, if there is one, was started in, for "auto"."""
+        if config.trainer.mixed_precision != "auto" or not (self.path / "config.yaml").is_file():
+            return config
+        return config.with_precision(self.config().trainer.mixed_precision)
 
     def result(self) -> RunResult | None:
         """Read ``result.json`` if there is one.
@@ -217,9 +222,7 @@ class RunDirectory:
         Raises:
             UsageError: It belongs to another run.
         """
-        composed = ComposedConfig()
-        composed.merge(stored, what)
-        lines = _differing(composed.validate(), config, free=(*FREE_ON_RESUME, *PLACES))
+        lines = _differing(stored_config(stored, what).validate(), config, free=(*FREE_ON_RESUME, *PLACES))
         if lines:
             raise UsageError(
                 f"{what} belongs to another run, of another configuration (stored against given): {some_lines(lines)}. "
@@ -250,6 +253,8 @@ def _has_lists_of(config: RunConfig, result: RunResult) -> bool:
 
 
 def _differing(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
-    """Return a line for every setting that differs and may not."""
+    """Return a line for every setting that differs and may not; "auto" is whatever the run has chosen."""
+    if config.trainer.mixed_precision == "auto":
+        config = config.with_precision(stored.trainer.mixed_precision)
     lines = differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
     return [line for line in lines if not line.startswith(free)]

@@ -15,7 +15,7 @@ from typing import Any
 import huggingface_hub
 
 from vbm_ptm.backbones import WeightsRecord, hub_facts
-from vbm_ptm.config.run_config import ComposedConfig, RunConfig
+from vbm_ptm.config.run_config import RunConfig, stored_config
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
@@ -69,9 +69,8 @@ def export(
     matrix = AccuracyMatrix.from_dict(
         {"rows": checkpoint.state["matrix"]["rows"][: checkpoint.task_index + 1]}
     )
-    composed = ComposedConfig()
-    composed.merge(checkpoint.state["config"], str(checkpoint.path))
-    made_with = composed.validate()  # of the run that was extended, if the task is one of that run's
+    # Of the run that was extended, if the task is one of that run's.
+    made_with = stored_config(checkpoint.state["config"], str(checkpoint.path)).validate()
     facts = _facts(made_with, learner, checkpoint, directory.result(), weights)
     dataset = made_with.dataset
     is_from_hub = dataset.path is None and not str(dataset.source).startswith("builtin:")

@@ -25,7 +25,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seeded
-from vbm_ptm.settings import Precision, Settings
+from vbm_ptm.settings import PrecisionSetting, Settings
 from vbm_ptm.storage.checkpoint import grow
 from vbm_ptm.storage.durable_files import write_directory
 
@@ -64,7 +64,7 @@ class PortableConfig(Settings):
     backbone: WeightsRecord
     preprocessing: Preprocessing
     transforms: TransformsConfig
-    mixed_precision: Precision
+    mixed_precision: PrecisionSetting
     evaluation_batch_size: int
     precision: Literal["single", "half"]
     sha256: str
@@ -82,7 +82,7 @@ def write_portable(
     *,
     class_names: tuple[str, ...],
     transforms: TransformsConfig,
-    mixed_precision: Precision,
+    mixed_precision: PrecisionSetting,
     evaluation_batch_size: int,
     is_half: bool,
     record: Mapping[str, Any],
