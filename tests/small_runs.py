@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.record import DataRecord
 from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
+from vbm_ptm.data.view_batch import ViewBatchConfig
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
@@ -215,6 +216,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         stop_after_task: int | None = None,
         every: str = "task",
         goes_on: bool = False,
+        view_batch: Mapping[str, Any] | None = None,
         **optimization: Any,
     ) -> Run:
         directory = tmp_path / name
@@ -233,7 +235,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             recipe=Recipe(
                 ViewBatchObjective(ObjectiveConfig()),
                 OptimizationConfig(**{"epochs": 2, "batch_size": 8, "learning_rate": 0.05, **optimization}),
-                num_views=num_views,
+                view_batch=ViewBatchConfig(num_views=num_views, **(view_batch or {})),
                 seed=seed,
                 max_steps=max_steps_per_task,
             ),

@@ -68,10 +68,30 @@ def build_recipe(config: RunConfig) -> Recipe:
     return Recipe(
         ViewBatchObjective(config.objective),
         config.optimization,
-        num_views=config.view_batch.num_views,
+        view_batch=config.view_batch,
         seed=config.seed,
         max_steps=config.trainer.max_steps_per_task,
     )
+
+
+def describe_view_batch(config: RunConfig) -> str:
+    """Say what a view batch is in this run, and what decided it."""
+    view_batch = config.view_batch
+    if view_batch.order == "class":
+        text = f"1/{view_batch.num_views} of a task's classes in an epoch, {view_batch.num_views} times"
+    elif view_batch.num_views > 1:
+        text = f"{view_batch.num_views} views (baseline: --set view_batch.num_views=1)"
+    else:
+        text = "1 view (the plain baseline)" if view_batch.is_baseline else "1 view"
+    if view_batch.strong_share:
+        text += f", strong for {view_batch.strong_share:.0%} of the images"
+    return f"{text}, from {config.origin('view_batch.num_views')}"
+
+
+def describe_step(config: RunConfig) -> str:
+    """Say what a step holds."""
+    batch_size, num_views = config.optimization.batch_size, config.view_batch.views_per_group
+    return f"{batch_size} images = {batch_size // num_views} groups x {num_views} views"
 
 
 def _extended(

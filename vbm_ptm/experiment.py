@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.building import Setup, build, build_recipe
+from vbm_ptm.building import Setup, build, build_recipe, describe_step, describe_view_batch
 from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.config.tree import leaves
 from vbm_ptm.engine.acceleration import (
@@ -170,15 +170,8 @@ def _train(
         num_ranks=accelerator.num_processes, mixed_precision=config.trainer.mixed_precision
     ):
         logger.warning(problem)
-    for note in config.notes:
+    for note in (*config.notes, *trainer.recipe.notes()):
         logger.warning(note)
-    num_views, epochs = config.view_batch.num_views, config.optimization.epochs
-    if epochs % num_views:
-        logger.warning(
-            "%d epochs are no whole number of cycles of %d views: samples will differ by one visit",
-            epochs,
-            num_views,
-        )
     start_trackers(accelerator, dict(leaves(tree)))
     status: Status = "failed"
     try:
@@ -219,10 +212,9 @@ def _check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
 def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
     """Say in a few lines what is about to happen."""
     config, scenario = setup.config, setup.benchmark.scenario
-    num_views, batch_size = config.view_batch.num_views, config.optimization.batch_size
+    num_views, batch_size = config.view_batch.views_per_group, config.optimization.batch_size
     sizes = [len(task.classes) for task in scenario.tasks]
     weights = setup.learner.backbone.weights
-    hint = " (baseline: --set view_batch.num_views=1)" if num_views > 1 else " (the plain baseline)"
     return [
         f"learner {config.learner.name}, preset {config.preset}, seed {config.seed}",
         f"backbone {weights.name if weights else 'given by the caller'}, "
@@ -230,9 +222,7 @@ def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
         f"data {config.dataset.name}: {len(setup.benchmark.datasets.train)} training and "
         f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
         f"{len(sizes)} tasks of {_sizes(sizes)}",
-        f"view batch: {num_views} view{'s' if num_views > 1 else ''}{hint}, "
-        f"from {config.origin('view_batch.num_views')}; "
-        f"a step has {batch_size} images = {batch_size // num_views} groups x {num_views} views",
+        f"view batch: {describe_view_batch(config)}; a step has {describe_step(config)}",
         _on_ranks(batch_size // num_views, num_views, accelerator),
     ]
 

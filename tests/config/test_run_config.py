@@ -128,6 +128,7 @@ def test_compose__later_sources_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "weight_decay": "last.yaml",
         "schedule": None,
         "milestones": None,
+        "schedule_unit": None,
         "decay": f"{learner_file}, preset mine",
         "clip_gradient_norm": None,
     }
@@ -275,6 +276,9 @@ def test_validate__asks_for_what_cannot_be_left_out() -> None:
             ["optimization.gradient_accumulation_steps=5", "optimization.batch_size=16"],
             "is 5, but a step has 4 groups (batch size 16, 4 views), which are not cut: take at most 4",
         ),
+        (["objective.start_epoch=4"], "objective.start_epoch is 4, but a task has 4 epochs"),
+        (["view_batch.query_view=weak"], "view_batch.query_view is 'weak', but it changes nothing"),
+        (["view_batch.strong_share=0.75"], "strong_share is 0.75, but 4 views"),
         (["optimization.epochs=3"], "Take at least 4 epochs, fewer views, or set view_batch.allow_partial"),
         (
             ["dataset.on_bad_image=skip", "dataset.verify=none"],
@@ -294,6 +298,24 @@ def test_validate__refuses_accumulation_where_the_images_of_a_step_vote() -> Non
     compose(
         dataset="digits", learner="l2p", overrides=[overrides[0], "learner.batchwise_prompt=false"]
     ).validate()
+
+
+def test_validate__takes_controls_where_they_have_an_effect() -> None:
+    def validated(learner: str, *overrides: str) -> Any:
+        return compose(dataset="digits", learner=learner, overrides=overrides).validate()
+
+    assert validated("l2p", "view_batch.query_view=weak", "view_batch.pull_view=weak")
+    assert validated("dualprompt", "view_batch.pull_view=weak")
+    with pytest.raises(
+        UsageError, match=r"view_batch\.query_view .* 'dualprompt' \(it knows view_batch\.pull_view\)"
+    ):
+        validated("dualprompt", "view_batch.query_view=weak")
+    # One view has no consistency term, and parts of classes need no whole groups.
+    assert validated("slca", "objective.start_epoch=4", "view_batch.num_views=1")
+    by_class = validated(
+        "slca", "view_batch.order=class", "view_batch.num_views=3", "optimization.batch_size=16"
+    )
+    assert by_class.view_batch.views_per_group == 1
 
 
 def test_validate__permits_fewer_epochs_than_views_if_asked_to() -> None:

@@ -22,6 +22,8 @@ CONFIGS = {
     "cifar": TransformsConfig(strong="autoaugment_cifar10", brightness=63 / 255),
     "affine": TransformsConfig(strong="affine", horizontal_flip=0, crop_scale=(0.6, 1)),
     "sketch": TransformsConfig(crop="resize_then_random"),
+    "randaugment": TransformsConfig(strong="randaugment", randaugment_operations=2),
+    "none": TransformsConfig(strong="none"),
 }
 
 
@@ -107,6 +109,30 @@ def test_view_transforms__strong_view_is_the_weak_one_and_more() -> None:
         with seeded(seed):
             differing += not torch.equal(weak, transforms.strong(photograph()))
     assert differing == 20
+
+
+def test_view_transforms__without_a_strong_operation_every_view_is_weak() -> None:
+    transforms = build(CONFIGS["none"])
+    assert transforms.record["strong"] == "none"
+    for seed in range(10):
+        with seeded(seed):
+            weak = transforms.weak(photograph())
+        with seeded(seed):
+            assert torch.equal(transforms.strong(photograph()), weak)
+
+
+def test_view_transforms__randaugment_has_a_strength() -> None:
+    changes = []
+    for magnitude in (2, 8, 20):
+        transforms = build(TransformsConfig(strong="randaugment", randaugment_magnitude=magnitude))
+        change = 0.0
+        for seed in range(40):
+            with seeded(seed):
+                weak = transforms.weak(photograph())
+            with seeded(seed):
+                change += float((transforms.strong(photograph()) - weak).abs().mean())
+        changes.append(change)
+    assert changes[0] < changes[1] < changes[2]
 
 
 def test_view_transforms__affine_stays_mild() -> None:

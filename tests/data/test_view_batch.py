@@ -29,6 +29,7 @@ from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_tran
 from vbm_ptm.data.view_batch import (
     MultiViewDataset,
     ViewBatch,
+    ViewBatchConfig,
     ViewBatchSampler,
     check_batch_arithmetic,
     effective_views,
@@ -65,7 +66,13 @@ def photograph_transforms() -> ViewTransforms:
 @pytest.fixture(name="build")
 def dataset_builder(split: ImageSplit, class_indices: Any, transforms: ViewTransforms) -> Any:
     def build(
-        *, rows: Any = ROWS, num_views: int = 4, seed: int = 1, task_index: int = 2
+        *,
+        rows: Any = ROWS,
+        num_views: int = 4,
+        seed: int = 1,
+        task_index: int = 2,
+        strong_share: float = 0.0,
+        transforms: ViewTransforms = transforms,
     ) -> MultiViewDataset:
         return MultiViewDataset(
             split,
@@ -75,6 +82,7 @@ def dataset_builder(split: ImageSplit, class_indices: Any, transforms: ViewTrans
             num_views=num_views,
             seed=seed,
             task_index=task_index,
+            strong_share=strong_share,
         )
 
     return build
@@ -287,6 +295,22 @@ class TestViewBatchSampler:
             ViewBatchSampler(0, 8, 4, 0, 3)
 
 
+class TestViewBatchConfig:
+    def test_strong_share__is_for_single_views(self) -> None:
+        with pytest.raises(ValueError, match=r"strong_share is 0\.75, but 4 views"):
+            ViewBatchConfig(num_views=4, strong_share=0.75)
+        assert ViewBatchConfig(num_views=4, strong_share=0.75, order="class").views_per_group == 1
+
+    def test_is_baseline__is_one_weak_view_an_epoch(self) -> None:
+        assert ViewBatchConfig(num_views=1).is_baseline
+        for other in (
+            {"num_views": 4},
+            {"num_views": 1, "strong_share": 0.5},
+            {"num_views": 4, "order": "class"},
+        ):
+            assert not ViewBatchConfig(**other).is_baseline
+
+
 class TestMultiViewDataset:
     def test_item__is_one_weak_and_then_strong_views_of_one_sample(
         self, build: Any, split: ImageSplit, transforms: ViewTransforms
@@ -300,6 +324,43 @@ class TestMultiViewDataset:
         ):
             with seeded(seed_for("view", seed=1, task=2, epoch=5, sample=88, view=view)):
                 assert torch.equal(views[view], draw(split.image(88)))
+
+    def test_item__of_replay_alone_is_bit_for_bit_views_of_the_weak_transform(
+        self, build: Any, split: ImageSplit, transforms: ViewTransforms
+    ) -> None:
+        config = TransformsConfig(strong="none")
+        names = ("image_size", "interpolation", "mean", "std")
+        alone = build_transforms(
+            config, **{name: transforms.record[name] for name in names}, crop_fraction=1.0
+        )
+        for draw in range(3):
+            views, _, row = build(transforms=alone)[draw, 3]
+            for view in range(4):
+                with seeded(seed_for("view", seed=1, task=2, epoch=draw, sample=row, view=view)):
+                    assert torch.equal(views[view], transforms.weak(split.image(row)))
+
+    @pytest.mark.parametrize("num_views", [2, 3, 4, 5])
+    def test_item__of_one_view_keeps_a_share_of_strong_images(self, build: Any, num_views: int) -> None:
+        """As many as V views have: in V draws of a sample one image is weak, and over samples in each epoch as well."""
+        dataset = build(rows=np.arange(1437), num_views=1, strong_share=(num_views - 1) / num_views)
+        strong = np.array(
+            [[dataset._is_strong(row, draw) for row in range(1437)] for draw in range(4 * num_views)]
+        )
+        assert (~strong).sum() * num_views == strong.size  # 1/4 : 3/4 with four views, to one image
+        for cycle in np.split(strong, 4):
+            assert (cycle.sum(0) == num_views - 1).all()
+        share = strong.mean(1)
+        assert abs(share - (num_views - 1) / num_views).max() < 4 * (0.25 / 1437) ** 0.5
+
+    def test_item__of_a_share_is_the_strong_or_the_weak_view(
+        self, build: Any, split: ImageSplit, transforms: ViewTransforms
+    ) -> None:
+        dataset = build(num_views=1, strong_share=0.5)
+        for draw in range(4):
+            (view,), _, row = dataset[draw, 3]
+            transform = transforms.strong if dataset._is_strong(row, draw) else transforms.weak
+            with seeded(seed_for("view", seed=1, task=2, epoch=draw, sample=row, view=0)):
+                assert torch.equal(view, transform(split.image(row)))
 
     def test_item__is_decoded_once(self, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         decoded: list[int] = []

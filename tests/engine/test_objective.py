@@ -65,6 +65,21 @@ def test_objective__weights_the_consistency_alone(weight: float) -> None:
     assert parts["cross_entropy"].item() == once["cross_entropy"].item()
 
 
+def test_objective__consistency_counts_from_its_first_epoch_on() -> None:
+    labels = torch.tensor([0, 1])
+
+    def consistency(start_epoch: int, epoch: int) -> float:
+        _, parts = objective(start_epoch=start_epoch)(
+            output_of(TWO_GROUPS), labels, num_views=3, num_global_groups=2, epoch=epoch
+        )
+        assert parts["loss"].item() == parts["cross_entropy"].item() + parts["consistency"].item()
+        return parts["consistency"].item()
+
+    full = consistency(0, 0)
+    assert full > 0.2
+    assert [consistency(6, epoch) for epoch in (0, 5, 6, 7)] == [0, 0, full, full]
+
+
 @pytest.mark.parametrize("detach_weak", [True, False])
 def test_objective__weak_view_is_a_target_unless_told_otherwise(detach_weak: bool) -> None:
     weak_gradients = []

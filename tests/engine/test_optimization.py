@@ -15,6 +15,7 @@ from vbm_ptm.engine.optimization import (
     build_optimizer,
     learning_rate_factor,
     set_learning_rate,
+    summed_factors,
 )
 from vbm_ptm.learners.base import ParameterGroup
 
@@ -65,6 +66,34 @@ def test_schedule__quarter_cosine_is_that_of_coda_prompt() -> None:
 def test_schedule__cosine_is_that_of_torch() -> None:
     config = config_of(epochs=5, learning_rate=0.01, schedule="cosine")
     assert factors(config) == pytest.approx([1, 0.9045085, 0.6545085, 0.3454915, 0.0954915], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "milestones"),
+    [("cosine", ()), ("quarter_cosine", ()), ("multistep", (18,)), ("multistep", (7, 13))],
+)
+@pytest.mark.parametrize("num_views", [2, 4, 5])
+def test_schedule__by_cycle_gives_every_sample_the_same_sum(
+    schedule: str, milestones: tuple[int, ...], num_views: int
+) -> None:
+    """Samples of epoch p of a cycle are trained on in the epochs p, p + V, p + 2 V, ..."""
+    by_cycle = config_of(epochs=20, schedule=schedule, milestones=milestones, schedule_unit="cycle")
+    rates = [learning_rate_factor(by_cycle, epoch, cycle_length=num_views) for epoch in range(20)]
+    sums = [sum(rates[phase::num_views]) for phase in range(num_views)]
+    assert max(sums) <= 1.05 * min(sums)
+    assert sums == pytest.approx(summed_factors(by_cycle, cycle_length=num_views))
+    for first in range(0, 20, num_views):
+        assert len(set(rates[first : first + num_views])) == 1
+    plain = config_of(epochs=20, schedule=schedule, milestones=milestones)
+    assert sum(rates) == pytest.approx(sum(factors(plain)))
+    assert [learning_rate_factor(by_cycle, epoch) for epoch in range(20)] == factors(plain)
+    assert [learning_rate_factor(plain, epoch, cycle_length=4) for epoch in range(20)] == factors(plain)
+
+
+def test_schedule__by_cycle_ends_within_a_cycle() -> None:
+    config = config_of(epochs=6, schedule="multistep", milestones=(5,), schedule_unit="cycle")
+    rates = [learning_rate_factor(config, epoch, cycle_length=4) for epoch in range(6)]
+    assert rates == pytest.approx([1, 1, 1, 1, 0.55, 0.55])
 
 
 def test_schedule__constant_stays() -> None:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from vbm_ptm.data.class_order import ClassOrderSampler
+from vbm_ptm.data.view_batch import ViewBatchConfig
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.recipe import Recipe
 
 
-def recipe_of(*, num_views: int, batch_size: int, epochs: int, max_steps: int | None = None) -> Recipe:
-    optimization = OptimizationConfig(batch_size=batch_size, epochs=epochs)
+def recipe_of(
+    *, max_steps: int | None = None, order: Any = "sample", num_views: int, **settings: Any
+) -> Recipe:
     objective = ViewBatchObjective(ObjectiveConfig())
-    return Recipe(objective, optimization, num_views=num_views, seed=3, max_steps=max_steps)
+    view_batch = ViewBatchConfig(num_views=num_views, order=order)
+    return Recipe(
+        objective, OptimizationConfig(**settings), view_batch=view_batch, seed=3, max_steps=max_steps
+    )
 
 
 @pytest.mark.parametrize("num_samples", [1, 3, 40, 41])
 @pytest.mark.parametrize("num_views", [1, 2, 4])
 @pytest.mark.parametrize("epochs", [1, 4, 7])
 @pytest.mark.parametrize("max_steps", [None, 1, 13])
+@pytest.mark.parametrize("order", ["sample", "class"])
 def test_workload__is_that_of_the_steps(
-    num_samples: int, num_views: int, epochs: int, max_steps: int | None
+    num_samples: int, num_views: int, epochs: int, max_steps: int | None, order: str
 ) -> None:
-    recipe = recipe_of(num_views=num_views, batch_size=8, epochs=epochs, max_steps=max_steps)
-    sampler = recipe.sampler(num_samples, task_index=1)
+    recipe = recipe_of(num_views=num_views, batch_size=8, epochs=epochs, max_steps=max_steps, order=order)
+    sampler = recipe.sampler(np.arange(num_samples) % 5, task_index=1)
+    assert isinstance(sampler, ClassOrderSampler) == (order == "class")
     assert (sampler.seed, sampler.task_index, sampler.batch_size) == (3, 1, 8)
     sizes = []
     for epoch in range(epochs):
@@ -36,4 +47,20 @@ def test_workload__is_that_of_the_steps(
 def test_workload__of_the_paper_is_the_same_with_and_without_views() -> None:
     for num_views in (1, 4):
         recipe = recipe_of(num_views=num_views, batch_size=128, epochs=20)
-        assert recipe.workload(recipe.sampler(5000, task_index=0)) == (20 * 40, 20 * 5000)
+        assert recipe.workload(recipe.sampler(np.arange(5000) % 10, task_index=0)) == (20 * 40, 20 * 5000)
+
+
+def test_notes__say_what_makes_numbers_of_views_hard_to_compare() -> None:
+    def notes(**settings: Any) -> str:
+        return "\n".join(recipe_of(batch_size=8, **settings).notes())
+
+    assert notes(num_views=1, epochs=1, schedule="cosine") == ""
+    assert notes(num_views=4, epochs=20, schedule="constant") == ""
+    assert "50 epochs are not a whole number of cycles of 4" in notes(num_views=4, epochs=50)
+    # Four epochs of a cosine: 1, 0.854, 0.5, 0.146.
+    few = notes(num_views=4, epochs=4, schedule="cosine")
+    assert "factor of 6.8" in few
+    assert "4 epochs and 4 views a sample comes back 0 times at most" in few
+    assert "factor of" not in notes(num_views=4, epochs=4, schedule="cosine", schedule_unit="cycle")
+    # The appendix's 20 epochs with a milestone at 18: 5 or 4.1 epochs at full rate.
+    assert "factor of" not in notes(num_views=4, epochs=20, schedule="multistep", milestones=(18,))

@@ -99,6 +99,41 @@ class TestCounts:
         assert terms <= set(steps[0])
         assert ("consistency" in steps[0]) == (num_views > 1)
 
+    def test_fit__parts_of_the_classes_show_every_sample_as_often_as_one_view(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        """Two classes of five samples: an epoch shows one of them, twice."""
+        run = new_run(
+            new_learner("finetune"), benchmark_of_three, num_views=2, epochs=4, view_batch={"order": "class"}
+        )
+        run.trainer.fit()
+        for record in run.trainer.records:
+            assert (record.num_views, record.num_images, record.num_steps) == (1, 4 * 10, 4 * 2)
+            assert record.min_visits == record.max_visits == 4
+        steps = run.events("step")
+        assert {step["views"] for step in steps} == {1}
+        assert "consistency" not in steps[0]
+
+    @pytest.mark.parametrize(("learner", "roles"), [("l2p", ("query", "pull")), ("dualprompt", ("pull",))])
+    def test_fit__the_weak_view_may_choose_and_pull_for_its_group(
+        self,
+        benchmark_of_three: Benchmark,
+        new_learner: NewLearner,
+        new_run: NewRun,
+        learner: str,
+        roles: Any,
+    ) -> None:
+        pulls = []
+        for number, given in enumerate(({}, {f"{role}_view": "weak" for role in roles})):
+            run = new_run(
+                new_learner(learner, depth=6), benchmark_of_three, num_views=2, name=f"run {number}",
+                max_steps_per_task=1, log_every=1, view_batch=given,
+            )  # fmt: skip
+            run.trainer.fit()
+            pulls.append(run.events("step")[0]["pull"])
+        assert pulls[0] != pulls[1]
+        assert pulls[0] == pytest.approx(pulls[1], abs=0.2)
+
     def test_fit__partial_cycles_are_counted(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
     ) -> None:
@@ -371,11 +406,18 @@ class TestReproducibility:
                 one, two = ((run.store.directory / file).read_bytes() for run in (whole, last))
                 assert one == two
 
+    @pytest.mark.parametrize(
+        "view_batch", [{}, {"order": "class", "strong_share": 0.5}], ids=["sample", "class"]
+    )
     def test_fit__goes_on_from_wherever_it_saved_itself(
-        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+        self,
+        benchmark_of_three: Benchmark,
+        new_learner: NewLearner,
+        new_run: NewRun,
+        view_batch: dict[str, Any],
     ) -> None:
         """As after SIGKILL between two steps: each checkpoint inside a task, found as the newest one."""
-        settings = {"num_views": 2, "epochs": 3}
+        settings = {"num_views": 2, "epochs": 3, "view_batch": view_batch}
         whole = new_run(new_learner("finetune"), benchmark_of_three, every="1 step", **settings)
         directory, copies = whole.store.directory.parent, []
         save = whole.store.save_inside_task

@@ -107,13 +107,13 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
     recipe = build_recipe(config)
     num_steps = num_images = num_viewed = 0
     for task in scenario.tasks:
-        num_samples = len(scenario.rows_of(task, train.labels, train.domains))
-        num_viewed += num_samples
+        rows = scenario.rows_of(task, train.labels, train.domains)
+        num_viewed += len(rows)
         num_viewed += sum(
             len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
         )
         if config.learner.trains(task.index):
-            workload = recipe.workload(recipe.sampler(num_samples, task_index=task.index))
+            workload = recipe.workload(recipe.sampler(train.labels[rows], task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images
     return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed)

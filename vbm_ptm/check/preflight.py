@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vbm_ptm.backbones import load_backbone
-from vbm_ptm.building import Setup, build, build_recipe
+from vbm_ptm.building import Setup, build, build_recipe, describe_step, describe_view_batch
 from vbm_ptm.config.reference import settings_of
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import leaves
@@ -65,8 +65,9 @@ def survey(composed: ComposedConfig) -> Survey:
     datasets = None if spec is None else found.attempt(lambda: load_image_dataset(spec))
     setup: Setup | None = None
     if config is not None:
-        found.warnings += config.notes
-        for note in config.notes:
+        notes = [*config.notes, *build_recipe(config).notes()]
+        found.warnings += notes
+        for note in notes:
             logger.warning(note)
     if config is not None and datasets is not None:
         setup = found.attempt(lambda: build(config, earlier=earlier_state(config), datasets=datasets))
@@ -166,7 +167,6 @@ def _listed(split: SplitRecord) -> str:
 
 def _survey_tasks(found: Survey, setup: Setup) -> None:
     config, benchmark = setup.config, setup.benchmark
-    batch_size, num_views = config.optimization.batch_size, config.view_batch.num_views
     tasks = benchmark.scenario.tasks[benchmark.first_task :]  # an extension has the earlier ones behind it
     domains = [task.domain for task in benchmark.scenario.evaluation_tasks if task.domain is not None]
     found.facts |= {
@@ -175,8 +175,8 @@ def _survey_tasks(found: Survey, setup: Setup) -> None:
         **({"domains in order": ", ".join(domains)} if domains else {}),
         "training images per task": ", ".join(str(len(benchmark.training_rows(task))) for task in tasks),
         "learner": f"{config.learner.name}, preset {config.preset}",
-        "views of a sample": f"{num_views}, from {config.origin('view_batch.num_views')}",
-        "a step": f"{batch_size} images = {batch_size // num_views} groups x {num_views} views",
+        "view batch": describe_view_batch(config),
+        "a step": describe_step(config),
     }
 
 
@@ -191,7 +191,7 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
             stored.append(_stored_bytes(learner))
     recipe = build_recipe(config)
     workloads = [
-        recipe.workload(recipe.sampler(len(benchmark.training_rows(task)), task_index=task.index))
+        recipe.workload(recipe.sampler(benchmark.training_classes(task), task_index=task.index))
         for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True)
         if _num_trained(counts)
     ]

@@ -88,7 +88,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check_views(self) -> RunConfig:
         num_views, epochs = self.view_batch.num_views, self.optimization.epochs
-        check_batch_arithmetic(self.optimization.batch_size, num_views)
+        check_batch_arithmetic(self.optimization.batch_size, self.view_batch.views_per_group)
         if epochs < num_views and not self.view_batch.allow_partial_cycle:
             raise ValueError(
                 f"optimization.epochs is {epochs} but view_batch.num_views is {num_views}: a cycle over all samples "
@@ -100,12 +100,12 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check_accumulation(self) -> RunConfig:
         num_parts = self.optimization.gradient_accumulation_steps
-        num_groups = self.optimization.batch_size // self.view_batch.num_views
+        num_groups = self.optimization.batch_size // self.view_batch.views_per_group
         if num_parts > num_groups:
             raise ValueError(
                 f"optimization.gradient_accumulation_steps is {num_parts}, but a step has {num_groups} groups "
-                f"(batch size {self.optimization.batch_size}, {self.view_batch.num_views} views), which are not cut: "
-                f"take at most {num_groups}."
+                f"(batch size {self.optimization.batch_size}, {self.view_batch.views_per_group} views), which are not "
+                f"cut: take at most {num_groups}."
             )
         if num_parts > 1 and self.learner.needs_whole_steps:
             raise ValueError(
@@ -113,6 +113,29 @@ class RunConfig(Settings):
                 f"'{self.learner.name}' all images of a step choose their prompts together (batchwise_prompt): take 1, "
                 "or set learner.batchwise_prompt=false."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> RunConfig:
+        start, epochs = self.objective.start_epoch, self.optimization.epochs
+        if self.view_batch.views_per_group > 1 and self.objective.consistency_weight and start >= epochs:
+            raise ValueError(
+                f"objective.start_epoch is {start}, but a task has {epochs} epochs: the consistency term would never "
+                "count. Start it earlier, or set objective.consistency_weight=0 to leave it out."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_query_views(self) -> RunConfig:
+        given = {"query": self.view_batch.query_view, "pull": self.view_batch.pull_view}
+        roles = learner_class(self.learner.name).query_roles
+        for role, view in given.items():
+            if view == "weak" and role not in roles:
+                has = ", ".join(f"view_batch.{each}_view" for each in sorted(roles)) or "neither of them"
+                raise ValueError(
+                    f"view_batch.{role}_view is 'weak', but it changes nothing in training learner "
+                    f"'{self.learner.name}' (it knows {has}); leave it out."
+                )
         return self
 
 

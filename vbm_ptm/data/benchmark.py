@@ -49,6 +49,10 @@ class Benchmark:
         train = self.datasets.train
         return self.scenario.rows_of(task, train.labels, train.domains)
 
+    def training_classes(self, task: Task) -> NDArray[np.int64]:
+        """Return the class index of each row that ``training_rows`` returns."""
+        return self.class_indices(self.datasets.train)[self.training_rows(task)]
+
     def test_rows(self, task: Task) -> NDArray[np.int64]:
         """Return the rows of the test split that belong to a task."""
         test = self.datasets.test

@@ -85,12 +85,13 @@ class Loaders:
     num_ranks: int = 1
     pin_memory: bool = False
 
-    def training(self, task: Task, sampler: ViewBatchSampler) -> TrainLoader:
+    def training(self, task: Task, sampler: ViewBatchSampler, *, strong_share: float = 0.0) -> TrainLoader:
         """Return a loader of this rank's part of every step of a task, for all its epochs.
 
         Args:
             task: What to train on.
             sampler: Decides the steps; its positions count the training rows of the task.
+            strong_share: Part of the images that are strong, with one view.
         """
         train = self.benchmark.datasets.train
         dataset = MultiViewDataset(
@@ -101,6 +102,7 @@ class Loaders:
             num_views=sampler.num_views,
             seed=self.seed,
             task_index=task.index,
+            strong_share=strong_share,
         )
         if sampler.num_samples != len(dataset):
             raise ValueError(
@@ -193,10 +195,12 @@ class _RankParts:
         return max(0, len(self._sampler) - self._start_step)
 
     def __iter__(self) -> Iterator[StepPart]:
-        epoch, steps = self._sampler.epoch, self._sampler.steps()[self._start_step :]
-        for positions in steps:
+        steps = [
+            (self._sampler.draw_of(step), positions) for step, positions in enumerate(self._sampler.steps())
+        ]
+        for draw, positions in steps[self._start_step :]:
             first, last = chunk(len(positions), self._rank, self._num_ranks)
-            yield StepPart(epoch, positions[first:last], len(positions))
+            yield StepPart(draw, positions[first:last], len(positions))
 
 
 class EvaluationBatch(NamedTuple):

@@ -47,8 +47,10 @@ class TransformsConfig(Settings):
         interpolation: Of every resize; None: as the weights were trained.
         horizontal_flip: Probability.
         brightness: Largest relative change of brightness; 0 leaves it out.
-        strong: What comes on top of the weak view: an AutoAugment policy, or a mild affine map for images
-            that are no photographs.
+        strong: What comes on top of the weak view: an AutoAugment policy, RandAugment, a mild affine map for images
+            that are not photographs, or nothing (every view is a weak one).
+        randaugment_operations: Operations that RandAugment draws for each view.
+        randaugment_magnitude: Strength of each of them, from 0 to 30.
         affine_degrees: Largest rotation to either side.
         affine_translate: Largest shift, as a part of the size.
         affine_scale: Smallest and largest scale.
@@ -62,7 +64,11 @@ class TransformsConfig(Settings):
     interpolation: Literal["bicubic", "bilinear"] | None = None
     horizontal_flip: float = Field(default=0.5, ge=0, le=1)
     brightness: float = Field(default=0.0, ge=0)
-    strong: Literal["autoaugment_imagenet", "autoaugment_cifar10", "affine"] = "autoaugment_imagenet"
+    strong: Literal["autoaugment_imagenet", "autoaugment_cifar10", "randaugment", "affine", "none"] = (
+        "autoaugment_imagenet"
+    )
+    randaugment_operations: int = Field(default=1, ge=1)
+    randaugment_magnitude: int = Field(default=9, ge=0, le=30)
     affine_degrees: float = Field(default=15.0, ge=0, le=180)
     affine_translate: float = Field(default=0.1, ge=0, le=1)
     affine_scale: tuple[float, float] = (0.9, 1.1)
@@ -162,16 +168,7 @@ def build_transforms(
         weak.append(v2.RandomHorizontalFlip(config.horizontal_flip))
     if config.brightness:
         weak.append(v2.ColorJitter(brightness=config.brightness))
-    strong: v2.Transform
-    if config.strong == "affine":
-        strong = v2.RandomAffine(
-            config.affine_degrees,
-            translate=(config.affine_translate, config.affine_translate),
-            scale=config.affine_scale,
-            interpolation=v2.InterpolationMode.BILINEAR,
-        )
-    else:
-        strong = v2.AutoAugment(_POLICIES[config.strong])
+    strong = _strong_operation(config)
     # Without a ratio of its own the shorter side is rounded down, as timm does.
     shorter_side = (
         int(image_size / crop_fraction)
@@ -188,7 +185,7 @@ def build_transforms(
         record={
             "image_size": image_size,
             "weak": [repr(operation) for operation in weak],
-            "strong": config.strong if config.strong != "affine" else repr(strong),
+            "strong": repr(strong) if config.strong in ("affine", "randaugment") else config.strong,
             "evaluate": [repr(operation) for operation in evaluation],
             "interpolation": resize_mode,
             "normalization": config.normalization,
@@ -196,6 +193,21 @@ def build_transforms(
             "std": list(std),
         },
     )
+
+
+def _strong_operation(config: TransformsConfig) -> v2.Transform:
+    if config.strong == "affine":
+        return v2.RandomAffine(
+            config.affine_degrees,
+            translate=(config.affine_translate, config.affine_translate),
+            scale=config.affine_scale,
+            interpolation=v2.InterpolationMode.BILINEAR,
+        )
+    if config.strong == "randaugment":
+        return v2.RandAugment(config.randaugment_operations, config.randaugment_magnitude)
+    if config.strong == "none":
+        return v2.Identity()
+    return v2.AutoAugment(_POLICIES[config.strong])
 
 
 def _rgb_image(image: Image.Image) -> Image.Image:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -31,16 +31,48 @@ if TYPE_CHECKING:
 Integers = npt.NDArray[np.int64]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class ViewBatchConfig(Settings):
     """Settings of the view batch.
 
     Attributes:
         num_views: V; 1 is the plain baseline.
         allow_partial_cycle: Permit fewer epochs than views, which leaves samples without any training.
+        order: What a view batch repeats. "sample": V views of each sample in one step (the paper's VBM-S). "class": the
+            samples of a V-th of the classes, V times in an epoch, one view a time (VBM-C of its appendix, a control).
+        strong_share: Part of the images that are strong where a sample has one view a time: the control without replay,
+            which with (V - 1) / V shows as many strong images as V views do. Every sample keeps the share over time.
+        query_view: What chooses prompts in training: each image's own query, or that of the weak view for its group.
+        pull_view: What keys are pulled towards in training: each image's own query, or that of the weak view.
     """
 
     num_views: PositiveInt = 4
     allow_partial_cycle: bool = False
+    order: Literal["sample", "class"] = "sample"
+    strong_share: Share = 0.0
+    query_view: Literal["own", "weak"] = "own"
+    pull_view: Literal["own", "weak"] = "own"
+
+    @property
+    def views_per_group(self) -> int:
+        """Views of a sample that stand side by side in a step."""
+        return self.num_views if self.order == "sample" else 1
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether every sample is shown once an epoch, in its weak view."""
+        return self.num_views == 1 and not self.strong_share
+
+    @model_validator(mode="after")
+    def _check_share(self) -> ViewBatchConfig:
+        if self.strong_share and self.views_per_group > 1:
+            raise ValueError(
+                f"strong_share is {self.strong_share:g}, but {self.num_views} views of a sample stand side by side, "
+                "one weak and the others strong: give it with num_views 1 or order 'class'"
+            )
+        return self
 
 
 def check_batch_arithmetic(batch_size: int, num_views: int) -> None:
@@ -92,11 +124,21 @@ class ViewBatchSampler:
         self.task_index = task_index
         self.epoch = 0
 
+    @property
+    def cycle_length(self) -> int:
+        """Epochs after which every sample has been visited equally often."""
+        return self.num_views
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that ``steps`` describes."""
         self.epoch = epoch
 
+    def draw_of(self, step: int) -> int:
+        """Return the number under which the views of a step are drawn: a sample gets another one at each visit."""
+        return self.epoch
+
     def __len__(self) -> int:
+        """Return the number of steps in the epoch."""
         return math.ceil(self.num_samples / self.batch_size)
 
     def steps(self) -> list[list[int]]:
@@ -162,9 +204,9 @@ class ViewBatch:
 
 
 class StepPart(NamedTuple):
-    """What one rank loads for one step; travels to the workers, which therefore always know the epoch."""
+    """What one rank loads for one step; travels to the workers, which therefore always know the draw."""
 
-    epoch: int
+    draw: int
     positions: list[int]
     num_global_groups: int
 
@@ -172,7 +214,7 @@ class StepPart(NamedTuple):
 class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
     """The samples of one task, decoded once and drawn as V views.
 
-    Every view has a seed of its own from (seed, task, epoch, row, view): it is the same in any worker, on
+    Every view has a seed of its own from (seed, task, draw, row, view): it is the same in any worker, on
     any rank and with any V.
 
     Args:
@@ -183,6 +225,7 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         num_views: V, as the sampler has it.
         seed: Training seed.
         task_index: Index of the task.
+        strong_share: Part of the images that are strong, with one view.
     """
 
     def __init__(
@@ -195,6 +238,7 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         num_views: int,
         seed: int,
         task_index: int,
+        strong_share: float = 0.0,
     ) -> None:
         check_class_indices(split, class_indices)
         self.split = split
@@ -204,22 +248,23 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         self.num_views = num_views
         self.seed = seed
         self.task_index = task_index
+        self.strong_share = strong_share
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int, int]:
-        """Return views (V,C,H,W), class index and row number for (epoch, position)."""
-        epoch, position = key
+        """Return views (V,C,H,W), class index and row number for (draw, position)."""
+        draw, position = key
         row = int(self.rows[position])
         image = self.split.image(row)
-        views = [self._view(image, epoch=epoch, row=row, view=view) for view in range(self.num_views)]
+        views = [self._view(image, draw=draw, row=row, view=view) for view in range(self.num_views)]
         return torch.stack(views), int(self.class_indices[row]), row
 
     def __getitems__(self, part: StepPart) -> ViewBatch:
         """Return all groups of one rank's part of a step; a data loader calls this with what it was told."""
         # A rank without groups runs on an empty batch: any sample tells its shape.
-        samples = [self[part.epoch, position] for position in part.positions or [0]]
+        samples = [self[part.draw, position] for position in part.positions or [0]]
         images = torch.stack([views for views, _, _ in samples])[: len(part.positions)]
         samples = samples[: len(part.positions)]
         return ViewBatch(
@@ -229,12 +274,22 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
             part.num_global_groups,
         )
 
-    def _view(self, image: Image.Image, *, epoch: int, row: int, view: int) -> Tensor:
-        draw = self.transforms.strong if view else self.transforms.weak
+    def _view(self, image: Image.Image, *, draw: int, row: int, view: int) -> Tensor:
+        is_strong = view > 0 or self._is_strong(row, draw)
+        transform = self.transforms.strong if is_strong else self.transforms.weak
         with seeded(
-            seed_for("view", seed=self.seed, task=self.task_index, epoch=epoch, sample=row, view=view)
+            seed_for("view", seed=self.seed, task=self.task_index, epoch=draw, sample=row, view=view)
         ):
-            return draw(image)
+            return transform(image)
+
+    def _is_strong(self, row: int, draw: int) -> bool:
+        """Return whether a single view is strong: over any number of draws a sample keeps its share, to one image."""
+        if not self.strong_share:
+            return False
+        start = seed_for("strong_share", seed=self.seed, task=self.task_index, sample=row) / 2**63
+        return math.floor(start + (draw + 1) * self.strong_share) > math.floor(
+            start + draw * self.strong_share
+        )
 
 
 def check_class_indices(split: ImageSplit, class_indices: Integers) -> None:

@@ -21,10 +21,13 @@ class ObjectiveConfig(Settings):
     Attributes:
         consistency_weight: Weight of the one-to-many KL term.
         detach_weak: Treat the weak view as a fixed target (as the authors' code does; the paper is silent).
+        start_epoch: Epoch of each task, counted from 0, from which on the KL term counts (the authors' code starts
+            after 6 of 50 epochs; the paper names none).
     """
 
     consistency_weight: float = Field(default=1.0, ge=0)
     detach_weak: bool = True
+    start_epoch: int = Field(default=0, ge=0)
 
 
 class ViewBatchObjective:
@@ -45,6 +48,7 @@ class ViewBatchObjective:
         labels: Tensor,
         *,
         num_views: int,
+        epoch: int = 0,
         num_global_groups: int,
         num_ranks: int = 1,
         num_micro_batches: int = 1,
@@ -55,6 +59,7 @@ class ViewBatchObjective:
             output: What the learner's forward returned for N = G * V images, the views of a group side by side.
             labels: (G,) int64 class indices, each in ``output.columns``.
             num_views: V.
+            epoch: Epoch of the task, counted from 0.
             num_global_groups: Groups of the step over all ranks.
             num_ranks: Ranks whose gradients will be averaged.
             num_micro_batches: Parts of this rank's step whose losses will be summed.
@@ -70,7 +75,8 @@ class ViewBatchObjective:
             grouped = logits.unflatten(0, (-1, num_views))
             divergence = view_divergence(grouped, detach_weak=self.config.detach_weak)
             per_pair = num_ranks / (num_global_groups * (num_views - 1))
-            parts["consistency"] = divergence.sum() * (self.config.consistency_weight * per_pair)
+            weight = self.config.consistency_weight if epoch >= self.config.start_epoch else 0.0
+            parts["consistency"] = divergence.sum() * (weight * per_pair)
         for name, value in output.auxiliary.items():
             parts[name] = value.sum() * per_image if value.dim() else value / num_micro_batches
         loss = torch.stack(list(parts.values())).sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,9 @@ class OptimizationConfig(Settings):
         schedule: Factor on the rate by epoch: "constant"; "multistep" (times ``decay`` from each milestone on);
             "cosine" (half a period down towards 0); "quarter_cosine" (CODA-Prompt: a quarter period down to 0.0157).
         milestones: Epochs, counted from 0, from which on ``decay`` applies once more.
+        schedule_unit: "epoch": the rate changes with every epoch, so that with V views the samples of the last epoch of
+            a cycle live at lower rates than those of the first. "cycle": within a cycle every epoch has the mean of the
+            rates of its epochs; the sum over the training stays. With one view both are the same.
         decay: Factor of the multistep schedule.
         clip_gradient_norm: Largest norm of the gradient over all trained parameters, or none.
     """
@@ -42,6 +46,7 @@ class OptimizationConfig(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "multistep", "cosine", "quarter_cosine"] = "constant"
     milestones: tuple[NonNegativeInt, ...] = ()
+    schedule_unit: Literal["epoch", "cycle"] = "epoch"
     decay: float = Field(default=0.1, gt=0)
     clip_gradient_norm: float | None = Field(default=None, gt=0)
 
@@ -64,8 +69,32 @@ def build_optimizer(config: OptimizationConfig, groups: Sequence[ParameterGroup]
     return torch.optim.AdamW(options, weight_decay=config.weight_decay)
 
 
-def learning_rate_factor(config: OptimizationConfig, epoch: int) -> float:
-    """Return the factor on every group's rate in an epoch (counted from 0)."""
+def learning_rate_factor(config: OptimizationConfig, epoch: int, *, cycle_length: int = 1) -> float:
+    """Return the factor on every group's rate.
+
+    Args:
+        config: The schedule.
+        epoch: Counted from 0.
+        cycle_length: Epochs after which every sample has been visited equally often.
+    """
+    if config.schedule_unit == "epoch":
+        return _factor(config, epoch)
+    first = epoch - epoch % cycle_length
+    return statistics.fmean(
+        _factor(config, each)
+        for each in range(first, max(min(first + cycle_length, config.epochs), epoch + 1))
+    )
+
+
+def summed_factors(config: OptimizationConfig, *, cycle_length: int) -> list[float]:
+    """Return, for the samples of each epoch of a cycle, the sum of the factors at which they are trained on."""
+    sums = [0.0] * cycle_length
+    for epoch in range(config.epochs):
+        sums[epoch % cycle_length] += learning_rate_factor(config, epoch, cycle_length=cycle_length)
+    return sums
+
+
+def _factor(config: OptimizationConfig, epoch: int) -> float:
     if config.schedule == "multistep":
         return config.decay ** sum(epoch >= milestone for milestone in config.milestones)
     if config.schedule == "cosine":
@@ -76,9 +105,11 @@ def learning_rate_factor(config: OptimizationConfig, epoch: int) -> float:
     return 1.0
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimizationConfig, epoch: int) -> None:
-    """Set every group's rate for an epoch."""
-    factor = learning_rate_factor(config, epoch)
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, config: OptimizationConfig, epoch: int, *, cycle_length: int = 1
+) -> None:
+    """Set every group's rate for an epoch; arguments as of ``learning_rate_factor``."""
+    factor = learning_rate_factor(config, epoch, cycle_length=cycle_length)
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate * group["scale"] * factor
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-from vbm_ptm.data.view_batch import ViewBatchSampler
-from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.data.class_order import ClassOrderSampler
+from vbm_ptm.data.view_batch import Integers, ViewBatchConfig, ViewBatchSampler
+from vbm_ptm.engine.optimization import OptimizationConfig, summed_factors
 
 
 class Workload(NamedTuple):
@@ -20,6 +22,10 @@ class Workload(NamedTuple):
     num_images: int
 
 
+# From this spread of the summed learning rate on, and below this number of visits, a run says so.
+SPREAD_TO_MENTION, VISITS_TO_MENTION = 1.5, 4
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How each task of a run is trained.
@@ -27,22 +33,28 @@ class Recipe:
     Attributes:
         objective: The loss, called as a ``vbm_ptm.engine.objective.ViewBatchObjective``.
         optimization: Epochs, batch size, optimizer and schedule.
-        num_views: V.
+        view_batch: Views, and which of them serve for what.
         seed: Training seed.
         max_steps: Steps after which a smoke run leaves each task; None for all epochs.
     """
 
     objective: Callable[..., tuple[Tensor, dict[str, Tensor]]]
     optimization: OptimizationConfig
-    num_views: int
+    view_batch: ViewBatchConfig
     seed: int
     max_steps: int | None = None
 
-    def sampler(self, num_samples: int, *, task_index: int) -> ViewBatchSampler:
-        """Return what decides the steps of a task with this number of training images."""
-        return ViewBatchSampler(
-            num_samples, self.optimization.batch_size, self.num_views, self.seed, task_index
-        )
+    def sampler(self, class_indices: Integers, *, task_index: int) -> ViewBatchSampler:
+        """Return what decides the steps of a task.
+
+        Args:
+            class_indices: Class of each training image of the task.
+            task_index: Index of the task.
+        """
+        batch_size, num_views = self.optimization.batch_size, self.view_batch.num_views
+        if self.view_batch.order == "class":
+            return ClassOrderSampler(class_indices, batch_size, num_views, self.seed, task_index)
+        return ViewBatchSampler(len(class_indices), batch_size, num_views, self.seed, task_index)
 
     def workload(self, sampler: ViewBatchSampler) -> Workload:
         """Return what training on a task takes, counted before any step is done.
@@ -51,11 +63,33 @@ class Recipe:
             sampler: The steps of the task; left at one of its epochs.
         """
         epochs = self.optimization.epochs
-        # Step sizes come back with every cycle, so that one cycle of V epochs tells all.
+        # Step sizes come back with every cycle, so that one cycle tells all.
         cycle = []
-        for epoch in range(min(sampler.num_views, epochs)):
+        for epoch in range(min(sampler.cycle_length, epochs)):
             sampler.set_epoch(epoch)
             cycle.append([len(positions) for positions in sampler.steps()])
-        all_epochs = (cycle[epoch % sampler.num_views] for epoch in range(epochs))
+        all_epochs = (cycle[epoch % sampler.cycle_length] for epoch in range(epochs))
         sizes = list(itertools.islice(itertools.chain.from_iterable(all_epochs), self.max_steps))
         return Workload(len(sizes), sum(sizes) * sampler.num_views)
+
+    def notes(self) -> list[str]:
+        """Return what a comparison of numbers of views should know of this recipe."""
+        num_views, epochs = self.view_batch.num_views, self.optimization.epochs
+        notes = []
+        if epochs % num_views:
+            notes.append(
+                f"{epochs} epochs are not a whole number of cycles of {num_views} epochs: samples will differ by one "
+                "visit"
+            )
+        if num_views > 1 and epochs / num_views < VISITS_TO_MENTION:
+            notes.append(
+                f"with {epochs} epochs and {num_views} views a sample comes back {math.ceil(epochs / num_views) - 1} "
+                "times at most, which is little to see an effect of rest"
+            )
+        sums = summed_factors(self.optimization, cycle_length=num_views)
+        if min(sums) and max(sums) / min(sums) > SPREAD_TO_MENTION:
+            notes.append(
+                f"the learning rate, summed over the visits of a sample, differs between samples by a factor of "
+                f"{max(sums) / min(sums):.1f}; optimization.schedule_unit=cycle gives all of them about the same"
+            )
+        return notes

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import ViewBatch, chunk
+from vbm_ptm.data.view_batch import ViewBatch, ViewBatchConfig, chunk
 from vbm_ptm.engine.optimization import (
     build_optimizer,
     load_optimizer_tensors,
@@ -27,6 +27,7 @@ from vbm_ptm.engine.optimization import (
 )
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
+from vbm_ptm.engine.view_queries import view_queries
 from vbm_ptm.learners.base import Learner, LearnerOutput
 from vbm_ptm.randomness import seed_for, seed_step
 
@@ -70,7 +71,7 @@ class TaskTraining:
         self.readings = readings
         self.rows = loaders.benchmark.training_rows(task)
         self.groups = learner.parameter_groups()
-        self.sampler = recipe.sampler(len(self.rows), task_index=task.index)
+        self.sampler = recipe.sampler(loaders.benchmark.training_classes(task), task_index=task.index)
         self.num_planned_steps = recipe.workload(self.sampler).num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
         self.visits: Integers = np.zeros(len(self.rows), dtype=np.int64)
@@ -91,7 +92,9 @@ class TaskTraining:
         """Train to the end of the task; yield the epoch of each step after it, where a run may be stopped."""
         if self.is_complete:
             return
-        loader = self.loaders.training(self.task, self.sampler)
+        loader = self.loaders.training(
+            self.task, self.sampler, strong_share=self.recipe.view_batch.strong_share
+        )
         self.learner.train()
         self._optimizer = build_optimizer(self.recipe.optimization, self.groups)
         load_optimizer_tensors(self._optimizer, self.learner, self._restored)
@@ -99,11 +102,14 @@ class TaskTraining:
         with warnings.catch_warnings():
             # Accelerate knows no other word for it yet.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-            model, optimizer = self.accelerator.prepare(_TrainingForward(self.learner), self._optimizer)
+            forward = _TrainingForward(self.learner, self.recipe.view_batch, num_views=self.num_views)
+            model, optimizer = self.accelerator.prepare(forward, self._optimizer)
         while not self.is_complete:
             epoch = self.epoch
             loader.set_epoch(epoch, start_step=self.step)
-            set_learning_rate(optimizer, self.recipe.optimization, epoch)
+            set_learning_rate(
+                optimizer, self.recipe.optimization, epoch, cycle_length=self.sampler.cycle_length
+            )
             for positions, batch in zip(self.sampler.steps()[self.step :], loader, strict=True):
                 self._take_step(model, optimizer, positions, batch)
                 self._advance(positions)
@@ -177,6 +183,7 @@ class TaskTraining:
                     output,
                     here.labels,
                     num_views=self.num_views,
+                    epoch=self.epoch,
                     num_global_groups=here.num_global_groups,
                     num_ranks=self.accelerator.num_processes,
                     num_micro_batches=len(micro_batches),
@@ -221,10 +228,14 @@ def cut_into_micro_batches(batch: ViewBatch, count: int) -> list[ViewBatch]:
 class _TrainingForward(nn.Module):
     """All that DDP and autocast wrap; the learner itself stays as it is."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Learner, view_batch: ViewBatchConfig, *, num_views: int) -> None:
         super().__init__()
         self.learner = learner
+        self.view_batch = view_batch
+        self.num_views = num_views
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
-        output: LearnerOutput = self.learner(images, labels)
+        queries = view_queries(self.learner, images, num_views=self.num_views, config=self.view_batch)
+        arguments = (images, labels) if queries is None else (images, labels, queries)
+        output: LearnerOutput = self.learner(*arguments)
         return output

@@ -216,10 +216,13 @@ class Trainer:
         )
         if not training.num_planned_steps:
             display.advance(self._steps_of(task))  # planned before anybody could know
-        elif training.num_views < self.recipe.num_views:
+        elif training.sampler.cycle_length < self.recipe.view_batch.num_views:
+            is_by_class = self.recipe.view_batch.order == "class"
+            has = f"{len(task.classes)} classes" if is_by_class else f"{len(training.visits)} samples"
             logger.warning(
-                "task %d has %d samples: %d views in place of %d",
-                *(task.index, len(training.visits), training.num_views, self.recipe.num_views),
+                "task %d has %s: %d %s in place of %d",
+                *(task.index, has, training.sampler.cycle_length, "parts" if is_by_class else "views"),
+                self.recipe.view_batch.num_views,
             )
         if training.num_planned_steps and len(task.classes) == 1:
             logger.warning(
@@ -311,8 +314,8 @@ class Trainer:
     def _steps_of(self, task: Task) -> int:
         if not self.learner.config.trains(task.index):
             return 0
-        num_samples = len(self.benchmark.training_rows(task))
-        return self.recipe.workload(self.recipe.sampler(num_samples, task_index=task.index)).num_steps
+        sampler = self.recipe.sampler(self.benchmark.training_classes(task), task_index=task.index)
+        return self.recipe.workload(sampler).num_steps
 
     def _tracker_step(self) -> int:
         """Return the steps of finished tasks, each task counted as one more: trackers drop what does not rise."""

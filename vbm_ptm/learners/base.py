@@ -16,6 +16,9 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.settings import Settings
 
+# What a query serves for in training: choosing or mixing prompts, and drawing keys near.
+QueryRole = Literal["query", "pull"]
+
 # Which tasks have training steps.
 TrainedTasks = Literal["all", "first", "none"]
 
@@ -54,6 +57,18 @@ class LearnerOutput(NamedTuple):
     logits: Tensor
     columns: Tensor
     auxiliary: dict[str, Tensor]
+
+
+class Queries(NamedTuple):
+    """Query features (N, D) for a training forward, where they are not to be each image's own.
+
+    Attributes:
+        query: What prompts are chosen, or mixed, by.
+        pull: What keys are pulled towards.
+    """
+
+    query: Tensor
+    pull: Tensor
 
 
 class ParameterGroup(NamedTuple):
@@ -102,6 +117,8 @@ class Learner(nn.Module):
     """
 
     config_class: ClassVar[type[LearnerConfig]]
+    # What the learner asks a query for in training; its ``forward`` then takes ``queries``.
+    query_roles: ClassVar[frozenset[QueryRole]] = frozenset()
     # Whether each task has an expert of its own: the learner then offers ``predict_task``.
     has_task_experts: ClassVar[bool] = False
     # Whether ``predict`` rules seen classes out (-inf): task-incremental accuracy is then that of the task's expert.
@@ -167,6 +184,8 @@ class Learner(nn.Module):
         Args:
             images: (N, C, H, W) float, any mixture of views; N may be 0.
             labels: (N,) int64 class indices.
+
+        A learner with ``query_roles`` also takes ``queries: Queries | None = None``, in place of each image's own.
         """
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup, Queries
 from vbm_ptm.prompts.decomposed import DecomposedPrompt
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class CodaPrompt(Learner):
     """Frozen backbone, decomposed prompts in its first blocks, heads on the class token."""
 
     config_class = CodaPromptConfig
+    query_roles = frozenset({"query"})
     backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: CodaPromptConfig, *, num_tasks: int) -> None:
@@ -108,9 +109,10 @@ class CodaPrompt(Learner):
             ParameterGroup("heads", self.heads.trainable_parameters()),
         ]
 
-    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+    def forward(self, images: Tensor, labels: Tensor, queries: Queries | None = None) -> LearnerOutput:
         """Return logits (N, K) over the task's classes, and the penalty if it has a weight."""
-        logits = self._logits(images, self.query(images))[:, self.task_columns]
+        query = self.query(images) if queries is None else queries.query
+        logits = self._logits(images, query)[:, self.task_columns]
         if not self.config.orthogonality_weight:
             return LearnerOutput(logits, self.task_columns, {})
         penalty = torch.stack([prompt.orthogonality_penalty() for prompt in self._prompts().values()]).sum()

@@ -18,7 +18,7 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup, Queries
 from vbm_ptm.prompts.general_expert import ExpertPrefixes, GeneralPrefixes
 
 
@@ -47,6 +47,7 @@ class DualPrompt(Learner):
     """Frozen backbone, general prefixes for all tasks, an expert and a key for each task."""
 
     config_class = DualPromptConfig
+    query_roles = frozenset({"pull"})
     has_task_experts = True
     backbone: PromptableViT
 
@@ -75,9 +76,9 @@ class DualPrompt(Learner):
             ParameterGroup("heads", self.heads.trainable_parameters()),
         ]
 
-    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+    def forward(self, images: Tensor, labels: Tensor, queries: Queries | None = None) -> LearnerOutput:
         """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
-        similarity = self.experts.similarity(self.query(images))
+        similarity = self.experts.similarity(self.query(images) if queries is None else queries.pull)
         prefixes = self.general() | self.experts.of_task(self.task.index)
         pull = -self.config.pull_weight * similarity[:, self.task.index]
         return LearnerOutput(

@@ -29,6 +29,7 @@ from vbm_ptm.learners.base import (
     LearnerConfig,
     LearnerOutput,
     ParameterGroup,
+    Queries,
     TaskStatistics,
 )
 from vbm_ptm.prompts.pool import PromptPool
@@ -74,6 +75,7 @@ class L2P(Learner):
     """Frozen backbone, a pool of prompts before the patches, heads on the mean of the prompts' outputs."""
 
     config_class = L2PConfig
+    query_roles = frozenset({"query", "pull"})
     backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: L2PConfig, *, num_tasks: int) -> None:
@@ -97,13 +99,14 @@ class L2P(Learner):
             ParameterGroup("heads", self.heads.trainable_parameters()),
         ]
 
-    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+    def forward(self, images: Tensor, labels: Tensor, queries: Queries | None = None) -> LearnerOutput:
         """Return logits (N, K) over the task's classes, and the pull term of every image."""
-        similarity = self.pool.similarity(self.query(images))
+        similarity = self.pool.similarity(self.query(images) if queries is None else queries.query)
         selected = self.pool.select(similarity)
         if self.config.batchwise_prompt:
             selected = self.pool.vote(selected)
-        pull = -self.config.pull_weight * self.pool.pull(similarity, selected)
+        drawn = similarity if queries is None else self.pool.similarity(queries.pull)
+        pull = -self.config.pull_weight * self.pool.pull(drawn, selected)
         return LearnerOutput(
             self._logits(images, selected)[:, self.task_columns], self.task_columns, {"pull": pull}
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup, Queries
 from vbm_ptm.prompts.general_expert import ExpertPrefixes
 
 
@@ -42,6 +42,7 @@ class SPromptPP(Learner):
     """Frozen backbone, an expert and a key for each task."""
 
     config_class = SPromptPPConfig
+    query_roles = frozenset({"pull"})
     has_task_experts = True
     backbone: PromptableViT
 
@@ -66,9 +67,9 @@ class SPromptPP(Learner):
             ParameterGroup("heads", self.heads.trainable_parameters()),
         ]
 
-    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+    def forward(self, images: Tensor, labels: Tensor, queries: Queries | None = None) -> LearnerOutput:
         """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
-        similarity = self.experts.similarity(self.query(images))
+        similarity = self.experts.similarity(self.query(images) if queries is None else queries.pull)
         logits = self._logits(images, self.experts.of_task(self.task.index))[:, self.task_columns]
         return LearnerOutput(
             logits, self.task_columns, {"pull": -self.config.pull_weight * similarity[:, self.task.index]}

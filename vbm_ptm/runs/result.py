@@ -24,7 +24,7 @@ def run_result(setup: Setup, trainer: Trainer, *, status: Status, seconds: float
         dataset=config.dataset.name,
         num_views=config.view_batch.num_views,
         images_per_step=config.optimization.batch_size,
-        groups_per_step=config.optimization.batch_size // config.view_batch.num_views,
+        groups_per_step=config.optimization.batch_size // config.view_batch.views_per_group,
         seed=config.seed,
         class_order_seed=config.scenario.class_order_seed,
         metrics=trainer.matrix.summary(),
