@@ -23,6 +23,8 @@ from PIL import Image
 
 from vbm_ptm.cli import main
 from vbm_ptm.learners.registry import list_learners
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.runs import stored_learner
 
 NAMES = ("train", "test", "10")
 SIZES = {"train": (9, 5, 7), "test": (3, 2, 4)}
@@ -140,6 +142,24 @@ def test_evaluate__names_classes_in_its_table(finished: Path, capsys: pytest.Cap
     assert f"2: {two} " in shown
     assert f": {three} " not in shown
     assert "after task 2: the same counts as training measured" in shown
+
+
+def test_evaluate__exits_1_if_the_same_images_give_other_counts(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = stored_learner.evaluate
+
+    def one_less(*arguments: Any, **options: Any) -> AccuracyMatrix:
+        values = measure(*arguments, **options).to_dict()
+        for name in ("class_incremental_top1", "task_incremental_top1"):
+            values["rows"][-1][0][name] -= 1
+        return AccuracyMatrix.from_dict(values)
+
+    monkeypatch.setattr(stored_learner, "evaluate", one_less)
+    assert main(["evaluate", str(finished), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["equals_training"] is False
+    assert main(["evaluate", str(finished)]) == 1
+    assert "OTHER counts" in capsys.readouterr().out
 
 
 def changed_copy(directory: Path, to: Path, **settings: Any) -> Path:

@@ -23,7 +23,15 @@ def test_seed_for__is_the_same_in_every_process_and_version() -> None:
 
 
 def test_seed_for__depends_on_every_argument() -> None:
-    base: dict[str, Any] = {"purpose": "view", "seed": 1, "task": 1, "epoch": 1, "sample": 1, "view": 1}
+    base: dict[str, Any] = {
+        "purpose": "view",
+        "seed": 1,
+        "task": 1,
+        "epoch": 1,
+        "sample": 1,
+        "view": 1,
+        "rank": 1,
+    }
     variants = [base, *({**base, name: 11 if name != "purpose" else "step"} for name in base)]
     seeds = {seed_for(values.pop("purpose"), **values) for values in variants}
     assert len(seeds) == len(variants)

@@ -12,14 +12,23 @@ import torch
 
 
 def seed_for(
-    purpose: str, *, seed: int, task: int = 0, epoch: int = 0, sample: int = 0, view: int = 0
+    purpose: str,
+    *,
+    seed: int,
+    task: int = 0,
+    epoch: int = 0,
+    sample: int = 0,
+    view: int = 0,
+    rank: int = 0,
 ) -> int:
     """Return a 63-bit seed that depends on every argument and on nothing else.
 
     The same arguments give the same seed in any process, on any platform and in any Python version.
     """
-    fields = f"{purpose}|{seed}|{task}|{epoch}|{sample}|{view}".encode()
-    return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "big") >> 1
+    fields = f"{purpose}|{seed}|{task}|{epoch}|{sample}|{view}"
+    if rank:  # what rank 0 draws is what a single process draws
+        fields += f"|{rank}"
+    return int.from_bytes(hashlib.blake2b(fields.encode(), digest_size=8).digest(), "big") >> 1
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from vbm_ptm.check.preflight import ExplainedSetting, Survey, explain_setting, s
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.learners.linear_probe import LinearProbe
 
 Tree = dict[str, Any]
 
@@ -273,3 +274,12 @@ def test_explain_setting__names_value_source_and_meaning() -> None:
     assert all(path.startswith("view_batch.") for path in below)
     with pytest.raises(UsageError, match=r"Did you mean 'view_batch\.num_views'\?"):
         explain_setting("view_batch.num_view", compose(**sources))
+
+
+def test_survey__a_parameter_without_a_group_is_a_fault(
+    toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinearProbe, "parameter_groups", lambda learner: [])
+    found = survey(compose(config_file=as_file(toy_tree("linear_probe"), tmp_path)))
+    (fault,) = found.faults
+    assert "'heads.tasks.0.weight', 'heads.tasks.0.bias'" in fault

@@ -35,6 +35,7 @@ from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import list_learners
+from vbm_ptm.randomness import seed_for, seeded
 
 pytestmark = pytest.mark.distributed
 
@@ -310,6 +311,45 @@ def test_fit__refuses_ranks_with_different_frozen_weights(
     free_port: int,
 ) -> None:
     on_two_ranks(_begin_differently, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
+
+
+def _draw(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
+    """Draw in every forward, as dropout does."""
+    drawn: list[float] = []
+    learner.register_forward_pre_hook(lambda *_: drawn.append(torch.rand(1).item()))
+    new_run(learner, data, name=f"rank {rank}", max_steps_per_task=2, seed=4).trainer.fit()
+    expected = []
+    for task, step in itertools.product(range(3), range(2)):
+        with seeded(seed_for("step", seed=4, task=task, sample=step, rank=rank)):
+            expected.append(torch.rand(1).item())
+    assert drawn == expected
+
+
+def test_fit__ranks_draw_numbers_of_their_own(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    free_port: int,
+) -> None:
+    on_two_ranks(_draw, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
+
+
+def _lose_a_logit(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
+    """Return a logit that is not finite on rank 1 alone; no rank may wait for one that has left."""
+    learner.register_forward_hook(
+        lambda _module, _inputs, output: output._replace(logits=output.logits / (1 - rank))
+    )
+    with pytest.raises(FloatingPointError, match="first forward of task 0"):
+        new_run(learner, data, name=f"rank {rank}").trainer.fit()
+
+
+def test_fit__all_ranks_refuse_what_one_of_them_finds(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    free_port: int,
+) -> None:
+    on_two_ranks(_lose_a_logit, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
 
 
 def _look_at_rows(rank: int, learner: Learner, data: Benchmark, expected: dict[int, Any]) -> None:

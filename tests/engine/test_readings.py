@@ -51,3 +51,16 @@ def test_read__counts_steps_that_the_scaler_has_skipped(log: RunLog, tmp_path: P
     assert readings.num_skipped == 1
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["gradient_norm"] for line in lines] == [0.0, 2.0]
+
+
+def test_read__blames_the_term_and_not_the_sum(log: RunLog) -> None:
+    readings = Readings(build_accelerator(device="cpu"), log, task_index=0, first_step=0)
+    parts = {"loss": math.nan, "cross_entropy": 0.7, "pull": math.nan, "gradient_norm": 1.0}
+    readings.add(
+        {name: torch.tensor(value) for name, value in parts.items()},
+        sample_ids=np.array([1]),
+        epoch=0,
+        step=0,
+    )
+    with pytest.raises(FloatingPointError, match="It comes from pull\\."):
+        readings.read()

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+import vbm_ptm.learners
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.errors import UsageError
-from vbm_ptm.learners import create_learner, learner_class, list_learners
+from vbm_ptm.learners import create_learner, learner_class, list_learners, registry
 from vbm_ptm.learners.base import Learner, LearnerConfig
 
 OWN_LEARNERS = """
@@ -102,3 +103,20 @@ def test_learner_class__says_what_is_wrong_with_a_dotted_name(
 def test_create_learner__refuses_unknown_settings(build: Callable[..., Learner]) -> None:
     with pytest.raises(ValidationError, match="alignment_epoch\n"):
         build("slca", alignment_epoch=3)
+
+
+@pytest.mark.parametrize("number", [2, 0])
+def test_learner_class__names_the_file_and_its_learners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    classes = [f"class Twin{index}(Finetune): pass" for index in range(number)]
+    name = f"file_of_{number}"
+    (tmp_path / f"{name}.py").write_text(
+        "\n".join(["from vbm_ptm.learners.finetune import Finetune", *classes])
+    )
+    monkeypatch.setattr(registry, "list_learners", lambda: [name])
+    monkeypatch.setattr(vbm_ptm.learners, "__path__", [str(tmp_path), *vbm_ptm.learners.__path__])
+    with pytest.raises(UsageError) as caught:
+        learner_class(name)
+    assert f"{name}.py defines {number} Learner classes" in str(caught.value)
+    assert ("'Twin0', 'Twin1'" in str(caught.value)) == bool(number)

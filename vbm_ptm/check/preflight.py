@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.reading.integrity import shared_images
 from vbm_ptm.data.record import SplitRecord
+from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.learners.base import Learner
@@ -77,7 +79,7 @@ def survey(composed: ComposedConfig) -> Survey:
         found.attempt(lambda: _load_weights(config))
     if setup is not None:
         _survey_tasks(found, setup)
-        _survey_cost(found, setup)
+        found.attempt(partial(_survey_cost, found, setup))
     return found
 
 
@@ -186,6 +188,7 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
     stored: list[int] = []
     for task in benchmark.scenario.tasks:
         learner.begin_task(task)
+        check_parameters(learner)
         if task.index >= benchmark.first_task:
             parameters.append(parameter_counts(learner))
             stored.append(_stored_bytes(learner))

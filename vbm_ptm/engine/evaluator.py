@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.errors import TrainingError
+from vbm_ptm.engine.contract import broken_scores
+from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyCell, count_correct
 
@@ -34,6 +35,7 @@ class Evaluator:
 
         Raises:
             TrainingError: Not every test image was counted exactly once.
+            FloatingPointError: A score is not finite, other than -inf for a class that is ruled out.
         """
         benchmark = self.loaders.benchmark
         test = benchmark.datasets.test
@@ -52,10 +54,12 @@ class Evaluator:
             for task in tasks
         ]
         learner.eval()
+        broken: list[int] = []
         for images, labels, sample_ids in self.loaders.evaluation(test, np.concatenate(rows)):
             images = images.to(self.accelerator.device, non_blocking=True)
             with self.accelerator.autocast():
                 scores = learner.predict(images).float().cpu()
+            broken += sample_ids[broken_scores(scores)].tolist()
             task_of_image = torch.from_numpy(task_of_row[sample_ids.numpy()])
             for position in task_of_image.unique().tolist():
                 mine, task = task_of_image == position, tasks[position]
@@ -63,7 +67,9 @@ class Evaluator:
                 if _has_expert(learner, task):
                     with self.accelerator.autocast():
                         own = learner.predict_task(images[mine.to(images.device)], task).float().cpu()
+                    broken += sample_ids[mine][broken_scores(own)].tolist()
                 cells[position] += _count(learner, task, scores[mine], labels[mine], own)
+        self._refuse(sorted(set(broken)))
         cells = self._over_ranks(cells)
         counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
         if counted != expected:
@@ -72,6 +78,18 @@ class Evaluator:
                 f"the data set holds {expected}: these accuracies would be wrong."
             )
         return cells
+
+    def _refuse(self, broken: list[int]) -> None:
+        """Raise on all ranks if an image of any of them has no finite score."""
+        count = torch.tensor([len(broken)], device=self.accelerator.device)
+        num_broken = int(self.accelerator.reduce(count, reduction="sum"))
+        if num_broken:
+            names = [self.loaders.benchmark.datasets.test.source_name(row) for row in broken]
+            which = f": {some_names(names, limit=5)}" if names else " (on other ranks)"
+            raise FloatingPointError(
+                f"the scores of {num_broken} test images are NaN or infinite{which}. The weights have diverged, or "
+                "Learner.predict divides by zero; finished tasks are saved."
+            )
 
     def _over_ranks(self, cells: list[AccuracyCell]) -> list[AccuracyCell]:
         """Add the counts of all ranks."""

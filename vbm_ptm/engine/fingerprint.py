@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from vbm_ptm.engine.contract import check_finite
 from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
 
@@ -53,6 +54,15 @@ class TaskFingerprints:
         self._frozen = {name: tensor for name, tensor in parameters.items() if not tensor.requires_grad}
         self._trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
         self._before = fingerprints(self._frozen)
+        # Of earlier tasks: a checkpoint holds them as they were at the end of theirs.
+        own = f"statistics.{task_index}."
+        self._statistics_before = fingerprints(
+            {
+                name: tensor
+                for name, tensor in learner.state_dict().items()
+                if name.startswith("statistics.") and not name.startswith(own)
+            }
+        )
         self._after: dict[str, str] = {}
         self._compare_ranks(self._before, "at the beginning of")
 
@@ -86,6 +96,7 @@ class TaskFingerprints:
 
         Raises:
             TrainingError: The message names the tensors and the ranks.
+            FloatingPointError: What was trained is not finite.
         """
         now = fingerprints(self._frozen)
         changed = [name for name, before in self._before.items() if now[name] != before]
@@ -97,17 +108,29 @@ class TaskFingerprints:
             )
         self._after = fingerprints(self._trained)
         self._compare_ranks(self._after, "after training on")
+        check_finite(self._trained, when=f"after training on task {self._task_index}")
 
     def check_end(self) -> None:
-        """Raise if ranks hold different tensors of those that ``end_task`` has made.
+        """Raise if ranks hold different tensors of those that ``end_task`` has made, or it made what it must not.
 
         Raises:
-            TrainingError: The message names the tensors and the ranks.
+            TrainingError: Ranks differ, or statistics of an earlier task have changed.
+            FloatingPointError: What it has made is not finite.
         """
         state = self._learner.state_dict()
         made = {name: tensor for name, tensor in state.items() if name not in self._frozen | self._trained}
         self._after |= fingerprints(made)
         self._compare_ranks(self._after, "after the end of")
+        check_finite(made, when=f"after the end of task {self._task_index}")
+        changed = [
+            name for name, before in self._statistics_before.items() if self._after.get(name) != before
+        ]
+        if changed:
+            raise TrainingError(
+                f"the end of task {self._task_index} has changed what earlier tasks left behind: "
+                f"{some_names(changed, limit=5)}. Statistics are stored once, at the end of their own task: keep what "
+                "changes in buffers outside of Learner.statistics."
+            )
 
     def _compare_ranks(self, prints: Mapping[str, str], when: str) -> None:
         difference = difference_between_ranks(prints, self._accelerator)

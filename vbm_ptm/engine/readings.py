@@ -93,12 +93,15 @@ class Readings:
         broken = [name for name, value in values.items() if not math.isfinite(value)]
         if not broken:
             return
+        # The loss is not finite because a term of it is not.
+        causes = [name for name in broken if name != "loss"] or broken
         what = "loss" if "loss" in broken else "gradient"
         raise FloatingPointError(
             f"the {what} is not finite in task {self._task_index}, epoch {step.position['epoch']}, step "
-            f"{step.position['step']}: {', '.join(f'{name} {value:g}' for name, value in values.items())}. The step "
-            f"held the training images (rows) {', '.join(map(str, step.sample_ids))}. Finished tasks are saved; "
-            "lower optimization.learning_rate or look at these images."
+            f"{step.position['step']}: {', '.join(f'{name} {value:g}' for name, value in values.items())}. It comes "
+            f"from {', '.join(causes)}. The step held the training images (rows) "
+            f"{', '.join(map(str, step.sample_ids))}. Finished tasks are saved; lower optimization.learning_rate or "
+            "look at these images."
         )
 
     def end_epoch(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import ViewBatch, ViewBatchConfig, chunk
+from vbm_ptm.engine.contract import check_output, check_terms
 from vbm_ptm.engine.optimization import (
     build_optimizer,
     load_optimizer_tensors,
@@ -150,8 +151,16 @@ class TaskTraining:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
     ) -> None:
         """Forward and backward over the micro-batches, one step of the optimizer."""
+        rank = self.accelerator.process_index
         seed_step(
-            seed_for("step", seed=self.recipe.seed, task=self.task.index, epoch=self.epoch, sample=self.step)
+            seed_for(
+                "step",
+                seed=self.recipe.seed,
+                task=self.task.index,
+                epoch=self.epoch,
+                sample=self.step,
+                rank=rank,
+            )
         )
         parts = self._accumulate_gradients(model, batch)
         parts["gradient_norm"] = self._gradient_norm()
@@ -178,7 +187,12 @@ class TaskTraining:
             # Ranks share their gradients once a step.
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.accelerator.no_sync(model):
-                output = model(here.images.flatten(0, 1), here.labels.repeat_interleave(self.num_views))
+                images, labels = here.images.flatten(0, 1), here.labels.repeat_interleave(self.num_views)
+                output = model(images, labels)
+                if self.num_steps or number > 1:
+                    check_terms(output.auxiliary)
+                else:
+                    self._check_first(output, num_images=len(images))
                 loss, parts = self.recipe.objective(
                     output,
                     here.labels,
@@ -191,6 +205,15 @@ class TaskTraining:
                 self.accelerator.backward(loss)
             totals = {name: totals[name] + value for name, value in parts.items()} if totals else parts
         return totals
+
+    def _check_first(self, output: LearnerOutput, *, num_images: int) -> None:
+        check_output(
+            output,
+            num_images=num_images,
+            task=self.task,
+            class_names=self.loaders.benchmark.scenario.class_names,
+            accelerator=self.accelerator,
+        )
 
     def _gradient_norm(self) -> Tensor:
         """Return the norm of the gradient before it is clipped, and clip it."""

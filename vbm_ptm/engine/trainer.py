@@ -21,6 +21,7 @@ from torch import Tensor
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.acceleration import Tracker, wait_for_ranks
+from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
@@ -143,6 +144,7 @@ class Trainer:
             with seeded(seed_for("begin_task", seed=self.recipe.seed, task=task.index)):
                 self.learner.begin_task(task)
         self.learner.to(self.accelerator.device)
+        check_parameters(self.learner)
         parameters = parameter_counts(self.learner)
         prints = TaskFingerprints(self.learner, task.index, self.accelerator)
         self._frozen_sha256 = prints.frozen_sha256

@@ -6,9 +6,10 @@ import importlib
 import inspect
 import pkgutil
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vbm_ptm.errors import UsageError, unknown_name
+from vbm_ptm.errors import UsageError, some_names, unknown_name
 
 if TYPE_CHECKING:
     from vbm_ptm.backbones import Backbone
@@ -46,19 +47,34 @@ def learner_class(name: str) -> type[Learner]:
         if name not in list_learners():
             raise UsageError(unknown_name("learner", name, list_learners()))
         module = importlib.import_module(f"vbm_ptm.learners.{name}")
-        (found,) = (
-            member
-            for member in vars(module).values()
-            if inspect.isclass(member)
-            and issubclass(member, Learner)
-            and member.__module__ == module.__name__
-        )
+        found = _only_learner(module)
     config_class = getattr(found, "config_class", None)
     if not (inspect.isclass(config_class) and issubclass(config_class, LearnerConfig)):
         raise UsageError(
             f"learner '{name}' needs a class attribute config_class, a subclass of LearnerConfig."
         )
     return found
+
+
+def _only_learner(module: ModuleType) -> type[Learner]:
+    """Return the learner class that a built-in file defines.
+
+    Raises:
+        UsageError: It defines none, or more than one.
+    """
+    from vbm_ptm.learners.base import Learner
+
+    members = [member for member in vars(module).values() if inspect.isclass(member)]
+    own = [
+        member for member in members if issubclass(member, Learner) and member.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        names = f": {some_names(each.__name__ for each in own)}" if own else ""
+        raise UsageError(
+            f"{module.__file__} defines {len(own)} Learner classes{names}. A learner's file defines one, which its "
+            "name stands for; what two learners share goes into a module outside of vbm_ptm.learners."
+        )
+    return own[0]
 
 
 def create_learner(

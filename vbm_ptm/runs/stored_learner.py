@@ -23,6 +23,7 @@ from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms, build_transforms
 from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator, loaders_for
+from vbm_ptm.engine.contract import broken_scores
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner
@@ -228,6 +229,7 @@ def predict(
 
     Raises:
         UsageError: No learner is stored there; or, after all other images, some cannot be read.
+        FloatingPointError: A score is not finite, other than -inf for a class that is ruled out.
     """
     stored = load(path, task=task, device=device, overrides=overrides)
     accelerator = stored.accelerator
@@ -237,6 +239,14 @@ def predict(
         pixels = torch.stack([stored.transforms.evaluate(image) for _, image in batch])
         with torch.no_grad(), accelerator.autocast():
             scores = stored.learner.predict(pixels.to(accelerator.device)).float().cpu()
+        broken = broken_scores(scores)
+        if bool(broken.any()):
+            names = [
+                str(file) for (file, _), is_broken in zip(batch, broken.tolist(), strict=True) if is_broken
+            ]
+            raise FloatingPointError(
+                f"the scores of {some_names(names)} are NaN or infinite: {path} is of no use."
+            )
         best = scores.topk(min(top_k, scores.shape[1]), dim=1)
         for (file, _), values, indices in zip(batch, best.values, best.indices, strict=True):
             finite = values.isfinite()

@@ -1,0 +1,180 @@
+"""What a learner must keep to, checked where breaking it would spoil a run without a word.
+
+Parameters are checked when a task begins, the output of its first training forward before the weights move, and all
+tensors and scores when it ends. Every check says the same on all ranks.
+Shapes: N images of this rank, K columns of the logits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.errors import UsageError, some_names
+from vbm_ptm.learners.base import Learner, LearnerOutput
+
+# What the objective and the log call their own values.
+RESERVED_TERMS = frozenset(
+    {"loss", "cross_entropy", "consistency", "accuracy", "gradient_norm"}
+    | {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
+)
+
+
+def check_parameters(learner: Learner) -> None:
+    """Refuse parameter groups that do not hold each trainable parameter once and nothing else.
+
+    Args:
+        learner: Has begun a task.
+
+    Raises:
+        UsageError: One message for each kind of fault, with the names of the parameters.
+    """
+    groups = learner.parameter_groups()
+    name_of: dict[int, str] = {id(parameter): name for name, parameter in learner.named_parameters()}
+    grouped = [(group.name, parameter) for group in groups for parameter in group.parameters]
+    counts = Counter(id(parameter) for _, parameter in grouped)
+    names = Counter(group.name for group in groups)
+    faults = {
+        "are trainable but in no group, so that they would never be updated; add them to a group, or freeze them "
+        "by requires_grad_(False)": [
+            name
+            for name, parameter in learner.named_parameters()
+            if parameter.requires_grad and id(parameter) not in counts
+        ],
+        "are in more than one group, or in one twice": [
+            name_of.get(key, "?") for key, count in counts.items() if count > 1
+        ],
+        "are in a group but frozen, so that they would not be updated; leave them out of their group": [
+            name_of.get(id(parameter), "?") for _, parameter in grouped if not parameter.requires_grad
+        ],
+        "are groups with parameters that are not the learner's own, which no checkpoint would hold": [
+            group for group, parameter in grouped if id(parameter) not in name_of
+        ],
+        "are names of more than one group": [name for name, count in names.items() if count > 1],
+    }
+    problems = [
+        f"learner '{learner.config.name}', task {learner.task.index}, parameter_groups(): "
+        f"{some_names(dict.fromkeys(found))} {fault}."
+        for fault, found in faults.items()
+        if found
+    ]
+    if problems:
+        raise UsageError(*problems)
+
+
+def check_terms(names: Iterable[str]) -> None:
+    """Refuse auxiliary terms that would replace a value of the objective or of the log.
+
+    Raises:
+        UsageError: The message names the terms.
+    """
+    taken = sorted(RESERVED_TERMS.intersection(names))
+    if taken:
+        raise UsageError(
+            f"LearnerOutput.auxiliary has terms called {some_names(taken)}, which are names of the objective's and the "
+            f"log's own values ({', '.join(sorted(RESERVED_TERMS))}); choose other names."
+        )
+
+
+def check_output(
+    output: LearnerOutput,
+    *,
+    num_images: int,
+    task: Task,
+    class_names: Sequence[str],
+    accelerator: Accelerator,
+) -> None:
+    """Refuse a training output that the objective cannot use; waits for the device, so only once a task.
+
+    Args:
+        output: Of the task's first forward, before any step.
+        num_images: N.
+        task: What the learner is trained on.
+        class_names: By class index, for the message.
+        accelerator: Knows the other ranks.
+
+    Raises:
+        UsageError: Shapes do not fit, or a class of the task has no column.
+        FloatingPointError: A logit or an auxiliary term is not finite; the message names the columns and terms.
+    """
+    check_terms(output.auxiliary)
+    logits, columns = output.logits, output.columns.tolist()
+    if logits.shape != (num_images, len(columns)):
+        raise UsageError(
+            f"LearnerOutput.logits is {tuple(logits.shape)}, but must be ({num_images}, {len(columns)}): a row for "
+            "each image, and a column for each class index in LearnerOutput.columns."
+        )
+    for name, value in output.auxiliary.items():
+        if value.shape not in ((), (num_images,)):
+            raise UsageError(
+                f"LearnerOutput.auxiliary: '{name}' is {tuple(value.shape)}, but must be ({num_images},), a value for "
+                "each image, or (), a single one."
+            )
+    twice = [class_names[index] for index, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise UsageError(f"LearnerOutput.columns has more than one column for {some_names(twice)}.")
+    missing = [class_names[index] for index in task.classes if index not in columns]
+    if missing:
+        raise UsageError(
+            f"LearnerOutput.columns has no column for {some_names(missing)}, class index "
+            f"{', '.join(str(index) for index in task.classes if index not in columns)}, of task {task.index}: images "
+            f"of these classes would have no loss. The columns are {columns}."
+        )
+    _check_values(output, columns=columns, task=task, class_names=class_names, accelerator=accelerator)
+
+
+def _check_values(
+    output: LearnerOutput,
+    *,
+    columns: Sequence[int],
+    task: Task,
+    class_names: Sequence[str],
+    accelerator: Accelerator,
+) -> None:
+    names = list(output.auxiliary)
+    broken = torch.cat(
+        [
+            (~output.logits.detach().isfinite()).sum(0),
+            *[(~output.auxiliary[name].detach().isfinite()).sum()[None] for name in names],
+        ]
+    )
+    if accelerator.num_processes > 1:
+        broken = accelerator.reduce(broken, reduction="sum")
+    counts = broken.tolist()
+    in_columns = [class_names[column] for column, count in zip(columns, counts, strict=False) if count]
+    in_terms = [name for name, count in zip(names, counts[len(columns) :], strict=True) if count]
+    what = [f"the logits in the columns of {some_names(in_columns)}"] if in_columns else []
+    what += [f"the auxiliary terms {some_names(in_terms)}"] if in_terms else []
+    if what:
+        raise FloatingPointError(
+            f"in the first forward of task {task.index}, before any step, {' and '.join(what)} are not finite. Classes "
+            "that shall not compete are left out of the columns, not set to -inf."
+        )
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, when: str) -> None:
+    """Refuse tensors with values that are not finite.
+
+    Args:
+        tensors: Parameters or buffers by name; integers are finite.
+        when: Begins the message: "after training on task 2".
+
+    Raises:
+        FloatingPointError: The message names the tensors.
+    """
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.detach().isfinite().all())]
+    if broken:
+        raise FloatingPointError(
+            f"{when} {len(broken)} tensors of the learner are not finite: {some_names(broken, limit=5)}. Finished "
+            "tasks are saved; lower optimization.learning_rate."
+        )
+
+
+def broken_scores(scores: Tensor) -> Tensor:
+    """Return which rows (N,) of the scores (N, K) hold NaN or +inf; -inf rules a class out and is legal."""
+    return (scores.isnan() | scores.isposinf()).any(dim=1)
