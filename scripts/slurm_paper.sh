@@ -3,7 +3,7 @@
 #
 #   sbatch scripts/slurm_paper.sh --data imagenet_r=PATH --data cifar100=PATH --weights FOLDER [more options]
 #   sbatch --array=3,5 scripts/slurm_paper.sh …        these parts again
-#   python scripts/reproduce_paper.py --collect        the table at any time, with the same options
+#   vbm-ptm study studies/paper --published published/paper_table --collect [the same options]   the table at any time
 #
 # Submit from the repository's folder, with its environment active. A part that runs out of time is stopped between two
 # steps, keeps its finished tasks, and is put back into the queue; finished runs are never repeated.
@@ -23,7 +23,8 @@ parts=${PARTS:-8}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} # compute nodes often have no network
 
 # srun, because --signal reaches the job's steps and not this shell.
-srun python scripts/reproduce_paper.py --shard "$SLURM_ARRAY_TASK_ID/$parts" "$@"
+srun python -m vbm_ptm study studies/paper --published published/paper_table \
+    --shard "$SLURM_ARRAY_TASK_ID/$parts" "$@"
 code=$?
 if [ "$code" = 143 ]; then
     scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"

@@ -49,7 +49,8 @@ def test_slurm_paper__runs_one_part_and_comes_back_where_time_was_short(
     assert left == code
     requeued = ["scontrol requeue 77_3"] if code == 143 else []
     assert said == [
-        "python scripts/reproduce_paper.py --shard 3/6 --data cifar100=a folder --weights w",
+        "python -m vbm_ptm study studies/paper --published published/paper_table --shard 3/6 "
+        "--data cifar100=a folder --weights w",
         *requeued,
     ]
 

@@ -10,7 +10,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vbm_ptm.config.run_config import compose
+from vbm_ptm.config.study_config import StudyConfig, read_study
 from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.storage.run_result import RunResult, Timings
-from vbm_ptm.storage.task_record import TaskTimings
+from vbm_ptm.report.collect import Spread
+from vbm_ptm.runs.places import Places
+from vbm_ptm.storage.run_result import read_result
 from vbm_ptm.study import (
     PlannedRun,
-    StudyConfig,
-    collect,
+    changed_settings,
     collect_finished,
     execute,
+    fitting,
+    measured_run,
     plan_runs,
     plan_study,
-    read_study,
     shard,
 )
 
@@ -104,16 +106,15 @@ def test_execute__skips_what_is_finished_and_goes_on_with_what_is_not(
     whole = run(planned[1].config, output=tmp_path / "whole")
     assert results[1]["accuracy_counts"] == whole["accuracy_counts"]
 
-    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected))
-    (row,) = collected["rows"]
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected.to_json()))
+    (row,) = collected.rows
     values = [
         result["metrics"]["class_incremental"]["top1"]["average_incremental_accuracy"] for result in results
     ]
-    assert (row["label"], row["num_runs"]) == ("mean", 3)
-    assert row["average_incremental_accuracy"] == {
-        "mean": pytest.approx(sum(values) / 3),
-        "std": pytest.approx(statistics.stdev(values)),
-    }
+    assert (row.label, row.num_runs) == ("mean", 3)
+    assert row.average_incremental_accuracy == Spread(
+        pytest.approx(sum(values) / 3), pytest.approx(statistics.stdev(values))
+    )
     again = execute(planned, output=tmp_path)
     assert again == collected
 
@@ -130,14 +131,14 @@ def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
     fine = plan_runs("fine", output=tmp_path, tree=good, class_order_seeds=(1, 2))
     with caplog.at_level("INFO", logger="vbm_ptm"):
         collected = execute([*diverging, *no_data, *fine], output=tmp_path)
-    assert [(item["label"], item["problem"].partition(":")[0]) for item in collected["failed"]] == [
+    assert [(item.label, str(item.problem).partition(":")[0]) for item in collected.failed] == [
         ("diverging", "FloatingPointError"),
         ("no_data", "UsageError"),
     ]
-    assert "there is nothing at '/nowhere'" in collected["failed"][1]["problem"]
-    assert [(row["label"], row["num_runs"]) for row in collected["rows"]] == [("fine", 2)]
-    assert [item["label"] for item in collected["missing"]] == ["diverging", "no_data"]
-    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected))
+    assert "there is nothing at '/nowhere'" in str(collected.failed[1].problem)
+    assert [(row.label, row.num_runs) for row in collected.rows] == [("fine", 2)]
+    assert [item.label for item in collected.missing] == ["diverging", "no_data"]
+    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected.to_json()))
     # Both orders and the run that failed read the same images, which is said once.
     assert [record.getMessage() for record in caplog.records if "train split:" in record.getMessage()] == [
         "toy (split): train split: 72 images, 12 classes, 6 to 6 images per class."
@@ -155,7 +156,7 @@ def test_execute__skips_damaged_checkpoints_when_asked(
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.raises(UsageError, match=r"task_01/state.json is damaged.*--skip-damaged"):
         execute(planned, output=tmp_path)
-    assert execute(planned, output=tmp_path, skip_damaged=True)["rows"][0]["num_runs"] == 1
+    assert execute(planned, output=tmp_path, skip_damaged=True).rows[0].num_runs == 1
     # Of a finished run, too.
     last = planned[0].output / "checkpoints" / "task_02" / "state.json"
     last.write_bytes(last.read_bytes()[:50])
@@ -213,8 +214,8 @@ def test_execute__an_interruption_stops_all(toy_tree: Callable[..., Tree], tmp_p
         execute(planned, output=tmp_path)
     thread.join()
     assert not planned[1].output.exists()
-    missing = collect_finished(planned)["missing"]
-    assert [item["seeds"] for item in missing] == [[1, 1993], [2, 1993]]
+    missing = collect_finished(planned).missing
+    assert [item.seeds for item in missing] == [(1, 1993), (2, 1993)]
 
 
 @pytest.mark.slow
@@ -223,11 +224,11 @@ def test_execute__a_part_collects_what_is_finished_of_all(
 ) -> None:
     planned = plan_runs("mean", output=tmp_path, class_order_seeds=(1, 2, 3), **sources(toy_tree))
     first = execute(planned[:1], output=tmp_path, study=planned)
-    assert first["rows"][0]["num_runs"] == 1
-    assert [item["seeds"] for item in first["missing"]] == [[1993, 2], [1993, 3]]
+    assert first.rows[0].num_runs == 1
+    assert [item.seeds for item in first.missing] == [(1993, 2), (1993, 3)]
     last = execute(planned[1:], output=tmp_path, study=planned)
-    assert (last["rows"][0]["num_runs"], last["missing"]) == (3, [])
-    assert collect_finished(planned) | {"failed": []} == last
+    assert (last.rows[0].num_runs, last.missing) == (3, ())
+    assert collect_finished(planned) == last
 
 
 def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_another_place(
@@ -239,8 +240,8 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     execute(planned(), output=tmp_path / "out")
     moved = f"dataset.path={shutil.copytree(toy_folder, tmp_path / 'moved')}"
     collected = collect_finished(planned(moved))
-    assert (collected["rows"][0]["num_runs"], collected["missing"]) == (1, [])
-    assert execute(planned(moved), output=tmp_path / "out")["rows"] == collected["rows"]
+    assert (collected.rows[0].num_runs, collected.missing) == (1, ())
+    assert execute(planned(moved), output=tmp_path / "out").rows == collected.rows
     image = next((tmp_path / "moved").glob("train/*/*.png"))
     image.rename(image.with_name("other.png"))
     with pytest.raises(UsageError, match=r"made with other data than lie at .*the images or their split"):
@@ -252,7 +253,7 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     other.write_bytes(b"other weights")
     with pytest.raises(UsageError, match="SHA-256 of the weights"):
         collect_finished(planned(f"backbone.checkpoint={other}"))
-    assert collect_finished(planned("backbone.checkpoint=null"))["rows"] == collected["rows"]
+    assert collect_finished(planned("backbone.checkpoint=null")).rows == collected.rows
     assert "made with a weights file of its own; not compared with" in caplog.text
     with pytest.raises(
         UsageError, match=r"started with another configuration .*class_order_seed: 1993 against 5"
@@ -270,7 +271,7 @@ def test_collect_finished__takes_lists_of_the_same_content_from_another_place(
     write_split(load_image_dataset(planned()[0].config.dataset), here)
     execute(planned(f"dataset.split_file={here}"), output=tmp_path / "out")
     shutil.copy(here, there)
-    assert collect_finished(planned(f"dataset.split_file={there}"))["missing"] == []
+    assert collect_finished(planned(f"dataset.split_file={there}")).missing == ()
     there.write_text("".join(there.read_text().splitlines(keepends=True)[:-1]))
     for other in (f"dataset.split_file={there}", "dataset.split_file=nowhere.csv", "dataset.split_file=null"):
         with pytest.raises(UsageError, match=r"another configuration .*dataset\.split_file"):
@@ -294,89 +295,30 @@ def test_shard__begins_with_the_dearest_run() -> None:
     assert [[planned.label for planned in part] for part in parts] == [["c"], ["a", "b"]]
 
 
-def outcome(average: float, last: float, forgetting: float | None, *, num_steps: int = 5) -> RunResult:
-    """What ``collect`` reads of a result."""
-    numbers = {
-        "average_incremental_accuracy": average,
-        "last_accuracy": last,
-        "average_incremental_accuracy_task_mean": average + 1,
-        "last_accuracy_task_mean": last + 1,
-        "forgetting": forgetting,
-    }
-    five_best = {"average_incremental_accuracy": average + 20, "last_accuracy": last + 20}
-    seconds = TaskTimings(training_seconds=1.0, end_task_seconds=0.25, evaluation_seconds=0.75)
-    return RunResult.model_construct(
-        metrics={"class_incremental": {"top1": numbers, "top5": five_best}},
-        timings=Timings(total_seconds=9.0, tasks=(seconds,)),
-        num_images=100,
-        num_steps=num_steps,
-    )
-
-
 def planned_run(label: str, *overrides: str) -> PlannedRun:
     config = compose(dataset="digits", learner="finetune", overrides=overrides).validate()
     return PlannedRun(label, config, Path("out") / label)
 
 
-def test_collect__gives_means_deviations_and_paired_differences() -> None:
-    one, four = "view_batch.num_views=1", "view_batch.num_views=4"
-    runs = [
-        planned_run("plain", one, "seed=1"),
-        planned_run("plain", one, "seed=2"),
-        planned_run("views", four, "seed=2"),
-        planned_run("views", four, "seed=1"),
-        planned_run("views", four, "seed=3"),
-    ]
-    results = [
-        outcome(60, 50, 10),
-        outcome(64, 56, 14),
-        outcome(65, 60, 12),
-        outcome(63, 54, None),
-        outcome(99, 99, 99),
-    ]
-    collected = collect(runs, results)
-    plain, views = collected["rows"]
-    assert (plain["label"], plain["num_runs"], plain["seeds"]) == ("plain", 2, [(1, 1993), (2, 1993)])
-    # Mean and sample deviation of (60, 64), (50, 56), (10, 14).
-    assert plain["average_incremental_accuracy"] == {"mean": 62.0, "std": pytest.approx(8**0.5)}
-    assert plain["last_accuracy"] == {"mean": 53.0, "std": pytest.approx(18**0.5)}
-    assert plain["forgetting"] == {"mean": 12.0, "std": pytest.approx(8**0.5)}
-    assert plain["last_accuracy_task_mean"] == {"mean": 54.0, "std": pytest.approx(18**0.5)}
-    assert plain["average_incremental_accuracy_top5"] == {"mean": 82.0, "std": pytest.approx(8**0.5)}
-    assert plain["seconds"] == {"mean": 2.0, "std": 0.0}
-    assert views["num_images"] == {"mean": 100.0, "std": 0.0}
-    assert views["forgetting"]["mean"] == pytest.approx((12 + 99) / 2)
-    # Pairs by seed: 65 - 64 and 63 - 60; 60 - 56 and 54 - 50; forgetting of seed 2 alone, 12 - 14.
-    (effect,) = collected["view_batch_effects"]
-    assert (effect["label"], effect["num_pairs"]) == ("views", 2)
-    assert effect["average_incremental_accuracy"] == {"mean": 2.0, "std": pytest.approx(2**0.5)}
-    assert effect["last_accuracy"] == {"mean": 4.0, "std": 0.0}
-    assert effect["forgetting"] == {"mean": -2.0, "std": None}
-
-
-def test_collect__pairs_only_what_differs_in_the_view_batch_alone() -> None:
+def test_measured_run__families_differ_in_anything_but_the_view_batch() -> None:
+    result = read_result(Path(__file__).parent / "storage" / "result.json")
     slow, fast = "optimization.learning_rate=0.001", "optimization.learning_rate=0.1"
     one, four = "view_batch.num_views=1", "view_batch.num_views=4"
-    runs = [
-        planned_run("slow-1", one, slow),
-        planned_run("fast-1", one, fast),
-        planned_run("slow-4", four, slow, "objective.consistency_weight=2"),
-        planned_run("fast-4", four, fast),
-        planned_run("other-4", four, "optimization.learning_rate=1"),
-    ]
-    results = [outcome(value, value, value) for value in (10, 20, 15, 26, 99)]
-    effects = collect(runs, results)["view_batch_effects"]
-    assert [(effect["label"], effect["last_accuracy"]["mean"]) for effect in effects] == [
-        ("slow-4", 5.0),
-        ("fast-4", 6.0),
-    ]
-
-
-def test_collect__says_nothing_of_views_where_nothing_is_trained() -> None:
-    runs = [planned_run("one", "view_batch.num_views=1"), planned_run("four", "view_batch.num_views=4")]
-    collected = collect(runs, [outcome(50, 50, None, num_steps=0), outcome(50, 50, None, num_steps=0)])
-    assert collected["view_batch_effects"] == []
-    assert collected["rows"][0]["forgetting"] == {"mean": None, "std": None}
+    runs = {
+        "slow-1": planned_run("slow-1", one, slow),
+        "slow-4": planned_run("slow-4", four, slow, "objective.consistency_weight=2"),
+        "fast-4": planned_run("fast-4", four, fast),
+        "seed-4": planned_run("seed-4", four, slow, "seed=7"),
+    }
+    measured = {label: measured_run(planned, result) for label, planned in runs.items()}
+    families = {label: run.family for label, run in measured.items()}
+    assert families["slow-1"] == families["slow-4"]
+    assert len(set(families.values())) == 3
+    run = measured["seed-4"]
+    assert (run.label, run.seeds, run.directory, run.num_views) == ("seed-4", (7, 1993), "out/seed-4", 4)
+    assert (run.num_steps, run.num_images) == (result.num_steps, result.num_images)
+    assert run.matrix.summary() == result.metrics
+    assert run.seconds == result.task_seconds
 
 
 def write_study(file: Path, **parts: Any) -> StudyConfig:
@@ -400,8 +342,8 @@ def test_plan_study__combines_runs_grid_and_seeds(tmp_path: Path) -> None:
     assert len(planned) == 2 * 4 * 2
     assert [str(item.output) for item in planned[:3]] == [
         "out/finetune-num_views=1-clip_gradient_norm=None/seed_4-order_1",
-        "out/finetune-num_views=1-clip_gradient_norm=None/seed_4-order_2",
         "out/finetune-num_views=1-clip_gradient_norm=1.5/seed_4-order_1",
+        "out/finetune-num_views=4-clip_gradient_norm=None/seed_4-order_1",
     ]
     assert len({item.output for item in planned}) == 16
     configs = {item.label: item.config for item in planned}
@@ -443,3 +385,79 @@ def test_plan_study__a_run_may_have_a_grid_of_its_own(tmp_path: Path) -> None:
         *("plain-seed=1", "plain-seed=2"),
         *(f"views-seed={seed}-num_views={views}" for seed in (1, 2) for views in (2, 4)),
     ]
+
+
+def test_plan_study__runs_every_line_on_every_data_set_pairs_side_by_side(tmp_path: Path) -> None:
+    runs = [
+        {"learner": "finetune", "name": "tune", "grid": {"view_batch.num_views": [1, 2]}},
+        {"learner": "nearest_mean", "dataset": "digits"},
+    ]
+    file = tmp_path / "study.yaml"
+    study = write_study(file, runs=runs, dataset=None, datasets=["digits", "cifar100"], seeds=[1, 2])
+    planned = plan_study(study, output=Path("out"))
+    assert [(item.label, item.config.seed, item.line) for item in planned] == [
+        *((f"{name}-tune-num_views={views}", seed, "tune") for name in ("digits", "cifar100")
+          for seed in (1, 2) for views in (1, 2)),
+        *(("nearest_mean", seed, "nearest_mean") for seed in (1, 2)),
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="'dataset' and 'datasets' are both given"):
+        write_study(file, datasets=["digits"])
+
+
+def test_plan_study__places_are_of_a_data_set_and_of_a_backbone(tmp_path: Path) -> None:
+    runs = [
+        {"learner": "finetune", "settings": {"backbone": {"name": "vit_base_patch16_224.augreg_in21k"}}},
+        {"learner": "finetune", "name": "embedded"},
+    ]
+    study = write_study(tmp_path / "study.yaml", runs=runs, dataset=None, datasets=["digits", "cifar100"])
+    file = tmp_path / "vit_base_patch16_224.augreg_in21k.npz"
+    file.touch()
+    places = Places({"cifar100": {"path": "/images", "split_file": "/split.csv"}}, tmp_path)
+    configs = {item.label: item.config for item in plan_study(study, output=Path("out"), places=places)}
+    assert configs["cifar100-finetune"].dataset.path == Path("/images")
+    assert configs["cifar100-finetune"].dataset.split_file == Path("/split.csv")
+    assert configs["digits-finetune"].dataset.path is None
+    assert configs["digits-finetune"].backbone.checkpoint == file
+    assert configs["digits-embedded"].backbone.checkpoint is None  # it ships in the package
+    with pytest.raises(UsageError, match=r"unknown data set 'cifar10'.*Did you mean 'cifar100'"):
+        plan_study(study, output=Path("out"), places=Places({"cifar10": {}}))
+
+
+def test_plan_study__takes_the_lines_and_seeds_that_are_asked_for(tmp_path: Path) -> None:
+    study = write_study(
+        tmp_path / "study.yaml", runs=[{"learner": "slca"}, {"learner": "nearest_mean"}], seeds=[1, 2]
+    )
+
+    def chosen(*patterns: str, overrides: Sequence[str] = ()) -> list[tuple[str, int]]:
+        planned = plan_study(study, output=Path("out"), only=patterns, overrides=overrides)
+        return [(item.label, item.config.seed) for item in planned]
+
+    # A setting of one learner alone is no fault of the others, which are not asked for.
+    only_tuned = ["learner.backbone_learning_rate_scale=0.5"]
+    assert chosen("sl*", overrides=only_tuned) == [("slca", 1), ("slca", 2)]
+    assert chosen("*/seed_2-*", "slca") == [("slca", 1), ("slca", 2), ("nearest_mean", 2)]
+    with pytest.raises(UsageError, match=r"no run of the study matches 'l2p'\. Its lines are: 'slca', 'near"):
+        chosen("l2p", "slca")
+    with pytest.raises(UsageError, match="matches 'slca/seed_3"):
+        chosen("slca/seed_3*")
+
+
+def test_fitting__takes_what_still_fits_in_order() -> None:
+    runs = [PlannedRun(label, ANY_CONFIG, Path(label)) for label in "abcd"]
+    kept = fitting(runs, costs=[2, 5, 1, 2], budget=4)
+    assert [planned.label for planned in kept] == ["a", "c"]
+
+
+def test_changed_settings__are_those_that_may_change_a_number() -> None:
+    own = planned_run("own")
+    given = planned_run(
+        "own",
+        "optimization.epochs=7",
+        "data.num_workers=3",
+        "dataset.path=/x",
+        "backbone.checkpoint=/y",
+        "device=cpu",
+    )
+    (line,) = changed_settings(given, own)
+    assert line.startswith("optimization.epochs: ")
+    assert line.endswith(" against 7")

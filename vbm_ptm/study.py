@@ -1,4 +1,4 @@
-"""The only code that runs more than one configuration: plan, skip what is finished, run the rest, collect."""
+"""The only code that runs more than one configuration: plan, skip what is finished, run the rest."""
 
 from __future__ import annotations
 
@@ -8,100 +8,49 @@ import json
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from fnmatch import fnmatchcase as _matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
-
-from vbm_ptm.backbones.weights_file import file_sha256
-from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose, problem_messages
-from vbm_ptm.config.tree import nested, read_yaml
-from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
-from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.backbones import EMBEDDED_NAME
+from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose
+from vbm_ptm.config.study_config import StudyConfig, StudyRun
+from vbm_ptm.config.tree import changes, nested
+from vbm_ptm.errors import TrainingInterrupted, UsageError, some_names, unknown_name
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
-from vbm_ptm.report.tables import mean_and_deviation
-from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect
+from vbm_ptm.runs.directory import FREE_ON_RESUME, LISTS, PLACES, RunDirectory
+from vbm_ptm.runs.places import Places, moved_content
 from vbm_ptm.runs.resuming import is_damaged
-from vbm_ptm.settings import Settings
 from vbm_ptm.storage.durable_files import write_json
 from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.run_result import RunResult
 
 logger = logging.getLogger(__name__)
 
-METRICS = ("average_incremental_accuracy", "last_accuracy", "forgetting")
-TASK_MEANS = ("average_incremental_accuracy_task_mean", "last_accuracy_task_mean")
-TOP5 = ("average_incremental_accuracy", "last_accuracy")
-
 # Seconds to wait for another part of a study that is collecting.
 _COLLECTING_SECONDS = 600.0
-
-Grid = dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]
-
-
-class StudyRun(Settings):
-    """One line of a study: a learner and what is special about it.
-
-    Attributes:
-        learner: Name of the learner.
-        dataset: Data set in place of the study's.
-        name: Label in tables and directories; made from learner and grid values without it.
-        preset: Preset in place of the study's.
-        settings: A partial run configuration.
-        grid: Dotted setting -> values, as in the study, for this line alone.
-    """
-
-    learner: str
-    dataset: str | None = None
-    name: str | None = Field(default=None, pattern="[^.]")  # "." and ".." are other folders
-    preset: str | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    grid: Grid = Field(default_factory=dict)
-
-
-class StudyConfig(Settings):
-    """A study file.
-
-    Attributes:
-        dataset: Name, YAML file or folder, as for ``vbm-ptm train``; for all runs that name none.
-        preset: Preset of every run that names none.
-        settings: A partial run configuration for all runs.
-        runs: The lines of the study.
-        grid: Dotted setting -> values; every run is planned with every combination.
-        seeds: Training seeds.
-        class_order_seeds: Seeds of the class order; together with ``seeds`` they are zipped.
-    """
-
-    dataset: str | None = None
-    preset: str | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    runs: tuple[StudyRun, ...] = Field(min_length=1)
-    grid: Grid = Field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-    class_order_seeds: tuple[int, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_datasets(self) -> StudyConfig:
-        if self.dataset is None and (unnamed := [entry for entry in self.runs if entry.dataset is None]):
-            raise ValueError(
-                f"no data set is given for {', '.join(entry.name or entry.learner for entry in unnamed)}: set "
-                "'dataset' of the study, or of each run."
-            )
-        return self
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A configuration, where it goes, and which line of the table it belongs to."""
+    """A configuration, where it goes, and which line of the table it belongs to.
+
+    Attributes:
+        label: Line of the table: name of the study's line, data set and grid values.
+        config: What is run.
+        output: The run directory.
+        line: Name of the study's line alone.
+    """
 
     label: str
     config: RunConfig
     output: Path
+    line: str = ""
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -111,58 +60,51 @@ class PlannedRun:
     def __str__(self) -> str:
         return f"{self.label}, seeds {self.seeds}, in {self.output}"
 
-    def record(self) -> dict[str, Any]:
-        """Return what identifies the run, as JSON values."""
-        return {"label": self.label, "seeds": list(self.seeds), "directory": str(self.output)}
+    def missing(self, problem: str | None = None) -> Missing:
+        """Return what names the run where it is not finished, or failed with a problem."""
+        return Missing(self.label, self.seeds, str(self.output), problem)
 
 
-def read_study(file: Path | None) -> StudyConfig:
-    """Read a study file.
+def plan_study(
+    study: StudyConfig,
+    *,
+    output: Path,
+    overrides: Sequence[str] = (),
+    places: Places | None = None,
+    only: Sequence[str] = (),
+) -> list[PlannedRun]:
+    """Return the runs of a study; every configuration is validated before any of them starts.
 
-    Raises:
-        UsageError: A setting of the study itself is wrong.
-    """
-    try:
-        return StudyConfig.model_validate(read_yaml(file))
-    except ValidationError as error:
-        problems = problem_messages(StudyConfig, error, origin=lambda _: str(file))
-        raise UsageError(*(f"study: {problem}" for problem in problems)) from error
-
-
-def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = ()) -> list[PlannedRun]:
-    """Return all runs of a study; every configuration is validated before any of them starts.
+    Runs of one line and data set that share their seeds stand side by side.
 
     Args:
         study: What to run.
         output: Folder for the run directories.
         overrides: Items ``path.to.setting=value`` for all runs.
+        places: Where data and weights lie.
+        only: Patterns of labels, or of labels and folders of seeds, as ``*`` and ``?`` mean them in names of files:
+            ``imagenet_r-slca*``, ``*/seed_1993-*``. Other runs are left out; all without it.
 
     Raises:
-        UsageError: A configuration is wrong, or two runs share one folder.
+        UsageError: A configuration is wrong, two runs share one folder, a place is of no data set of the study, or a
+            pattern matches no run.
     """
+    places = places or Places()
+    known = list(dict.fromkeys(name for entry in study.runs for name in study.datasets_of(entry)))
+    unknown = [unknown_name("data set", name, known) for name in places.datasets if name not in known]
+    if unknown:
+        raise UsageError(*unknown)
     planned = []
-    cells = [
-        (entry, dict(zip(grid, values, strict=True)))
-        for entry in study.runs
-        for grid in [study.grid | entry.grid]
-        for values in itertools.product(*grid.values())
-    ]
-    for entry, cell in cells:
-        suffix = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in cell.items())
-        composed = ComposedConfig()
-        for tree in (study.settings, entry.settings, *(nested(key, value) for key, value in cell.items())):
-            composed.merge(tree, "the study")
-        planned += plan_runs(
-            f"{entry.name or entry.learner}{suffix}",
-            output=output,
-            seeds=study.seeds,
-            class_order_seeds=study.class_order_seeds,
-            dataset=entry.dataset or study.dataset,
-            learner=entry.learner,
-            preset=entry.preset or study.preset,
-            tree=composed.tree,
-            overrides=overrides,
-        )
+    for group in _groups(study):
+        lines = [
+            _plan_line(study, line, output=output, overrides=overrides, places=places)
+            for line in group
+            if not only
+            or any(_matches(line.label, pattern.rpartition("/")[0] or pattern) for pattern in only)
+        ]
+        planned += [run for runs in zip(*lines, strict=True) for run in runs]
+    if only:
+        planned = _select(planned, only, labels=[line.label for group in _groups(study) for line in group])
     twice = [str(folder) for folder, count in Counter(item.output for item in planned).items() if count > 1]
     if twice:
         raise UsageError(
@@ -172,6 +114,85 @@ def plan_study(study: StudyConfig, *, output: Path, overrides: Sequence[str] = (
     return planned
 
 
+class _Line(NamedTuple):
+    """An entry of a study on one data set, with one choice of the grid."""
+
+    label: str
+    entry: StudyRun
+    dataset: str
+    cell: dict[str, Any]
+
+
+def _groups(study: StudyConfig) -> Iterator[list[_Line]]:
+    """Yield the lines of each entry on each of its data sets."""
+    for entry in study.runs:
+        grid = study.grid | entry.grid
+        cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        for dataset in study.datasets_of(entry):
+            prefix = f"{Path(dataset).stem}-" if study.datasets and entry.dataset is None else ""
+            suffixes = (
+                "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in cell.items()) for cell in cells
+            )
+            yield [
+                _Line(f"{prefix}{entry.line}{suffix}", entry, dataset, cell)
+                for suffix, cell in zip(suffixes, cells, strict=True)
+            ]
+
+
+def _plan_line(
+    study: StudyConfig, line: _Line, *, output: Path, overrides: Sequence[str], places: Places
+) -> list[PlannedRun]:
+    """Return the runs of one line, one for each pair of seeds."""
+    composed = ComposedConfig()
+    chosen = [nested(key, value) for key, value in line.cell.items()]
+    own = {"dataset": places.datasets.get(line.dataset, {})}
+    for tree in (study.settings, line.entry.settings, *chosen, own):
+        composed.merge(tree, "the study")
+
+    def plan() -> list[PlannedRun]:
+        return plan_runs(
+            line.label,
+            line=line.entry.line,
+            output=output,
+            seeds=study.seeds,
+            class_order_seeds=study.class_order_seeds,
+            dataset=line.dataset,
+            learner=line.entry.learner,
+            preset=line.entry.preset or study.preset,
+            tree=composed.tree,
+            overrides=overrides,
+        )
+
+    runs = plan()
+    backbone = runs[0].config.backbone
+    if places.weights is None or backbone.checkpoint is not None or backbone.name == EMBEDDED_NAME:
+        return runs
+    composed.merge({"backbone": {"checkpoint": str(places.weights_file(backbone.name))}}, "the study")
+    return plan()
+
+
+def _select(
+    runs: Sequence[PlannedRun], patterns: Sequence[str], *, labels: Iterable[str]
+) -> list[PlannedRun]:
+    """Return the runs that match a pattern; refuse a pattern that matches none."""
+
+    def matching(pattern: str) -> set[Path]:
+        return {
+            run.output
+            for run in runs
+            if _matches(run.label, pattern) or _matches(f"{run.label}/{run.output.name}", pattern)
+        }
+
+    found = {pattern: matching(pattern) for pattern in patterns}
+    without = [pattern for pattern, folders in found.items() if not folders]
+    if without:
+        raise UsageError(
+            f"no run of the study matches {some_names(without)}. Its lines are: {some_names(labels, limit=50)}."
+        )
+    chosen: set[Path] = set().union(*found.values())
+    return [run for run in runs if run.output in chosen]
+
+
 def plan_runs(
     label: str,
     *,
@@ -179,6 +200,7 @@ def plan_runs(
     seeds: Sequence[int] = (),
     class_order_seeds: Sequence[int] = (),
     overrides: Sequence[str] = (),
+    line: str = "",
     **sources: Any,
 ) -> list[PlannedRun]:
     """Return one run for each pair of seeds, or a single one without any.
@@ -189,6 +211,7 @@ def plan_runs(
         seeds: Training seeds.
         class_order_seeds: Seeds of the class order; zipped with ``seeds`` if both are given.
         overrides: Items ``path.to.setting=value``.
+        line: See ``PlannedRun``.
         sources: The other arguments of ``vbm_ptm.config.run_config.compose``.
 
     Raises:
@@ -213,7 +236,7 @@ def plan_runs(
         folder = output / label.replace("/", "_")
         if seeds or class_order_seeds:
             folder /= f"seed_{config.seed}-order_{config.scenario.class_order_seed}"
-        runs.append(PlannedRun(label, config, folder))
+        runs.append(PlannedRun(label, config, folder, line))
     return runs
 
 
@@ -238,16 +261,20 @@ def shard(runs: Sequence[PlannedRun], *, index: int, count: int, costs: Sequence
     return [planned for position, planned in enumerate(runs) if part_of[position] == index]
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Read "2/8", the second of eight parts; return index, from 0, and number of parts.
+def fitting(runs: Sequence[PlannedRun], *, costs: Sequence[float], budget: float) -> list[PlannedRun]:
+    """Return, in their order, the runs that still fit into a budget.
 
-    Raises:
-        UsageError: It is no such part.
+    Args:
+        runs: The most interesting first.
+        costs: What each of them takes.
+        budget: What all may take, in the same unit.
     """
-    first, _, second = text.partition("/")
-    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
-        return int(first) - 1, int(second)
-    raise UsageError(f"--shard '{text}' is not of the form PART/PARTS, such as 1/8 to 8/8.")
+    kept = []
+    for planned, cost in zip(runs, costs, strict=True):
+        if cost <= budget:
+            budget -= cost
+            kept.append(planned)
+    return kept
 
 
 def execute(
@@ -256,7 +283,7 @@ def execute(
     output: Path,
     study: Sequence[PlannedRun] | None = None,
     skip_damaged: bool = False,
-) -> dict[str, Any]:
+) -> Collected:
     """Run what is not finished, go on with what is interrupted, and collect all into ``study.json``.
 
     A run that fails is named under "failed", and the others go on; on several ranks it ends the study, since the
@@ -273,7 +300,7 @@ def execute(
         TrainingInterrupted: The study was stopped; what is finished stays.
     """
     if (output / "config.yaml").exists():
-        raise UsageError(f"--output {output} is the directory of a single run; give another folder.")
+        raise UsageError(f"{output} is the directory of a single run; a study needs a folder of its own.")
     finished = {planned.output for planned, _ in finished_runs(study or runs)}
     remaining = [
         planned
@@ -281,7 +308,7 @@ def execute(
         if planned.output not in finished or (skip_damaged and is_damaged(RunDirectory(planned.output)))
     ]
     logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
-    failed: list[dict[str, Any]] = []
+    failed: list[Missing] = []
     refusals: list[tuple[str, ...]] = []
     with _said_once("vbm_ptm.data.reading.datasets", "vbm_ptm.data.task_division"):
         for number, planned in enumerate(remaining, start=1):
@@ -303,14 +330,14 @@ def execute(
                 elif not isinstance(error, FloatingPointError):
                     logger.error("%s", traceback.format_exc())
                 logger.error("%s failed: %s", planned, error)
-                failed.append({**planned.record(), "problem": f"{type(error).__name__}: {error}"})
+                failed.append(planned.missing(f"{type(error).__name__}: {error}"))
             gc.collect()  # what a failed run leaves hangs together in cycles
     if refusals and len(refusals) == len(remaining):
         raise UsageError(*dict.fromkeys(itertools.chain.from_iterable(refusals)))
     with exclusively(output):
-        collected = collect_finished(study or runs) | {"failed": failed}
+        collected = collect_finished(study or runs, failed=failed)
         if is_main_process():
-            write_json(output / "study.json", collected)
+            write_json(output / "study.json", collected.to_json())
     return collected
 
 
@@ -369,132 +396,49 @@ def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, RunResul
             continue
         if result:
             finished.append((planned, result))
-    problems += _other_content(finished)
+    problems += moved_content((item.output, item.config, result) for item, result in finished)
     if problems:
         raise UsageError(*problems)
     return finished
 
 
-def _other_content(finished: Iterable[tuple[PlannedRun, RunResult]]) -> list[str]:
-    """Return a problem for each run whose images or weights, looked for in another place now, are others there."""
-    sha256_of = cache(file_sha256)
+def collect_finished(runs: Sequence[PlannedRun], *, failed: Iterable[Missing] = ()) -> Collected:
+    """Return what the finished runs have measured, and name the others.
 
-    @cache
-    def split_at(spec: str) -> str:
-        dataset = DatasetSpec.model_validate_json(spec).model_copy(update={"verify": "none"})
-        return load_image_dataset(dataset).split_sha256
-
-    problems = []
-    for planned, result in finished:
-        stored, config = result.config, planned.config
-        path, checkpoint = config.dataset.path, config.backbone.checkpoint
-        made_of: list[tuple[Path | str, str, str, Callable[[], str]]] = []
-        if (path and str(path)) != stored["dataset"]["path"]:
-            spec = config.dataset.model_dump_json()
-            made_of.append(
-                (
-                    path or config.dataset.name,
-                    "the images or their split",
-                    result.split_sha256,
-                    partial(split_at, spec),
-                )
-            )
-        if checkpoint is None and stored["backbone"]["checkpoint"] is not None:
-            logger.warning(
-                "%s was made with a weights file of its own; not compared with '%s'",
-                planned.output,
-                config.backbone.name,
-            )
-        elif checkpoint is not None and str(checkpoint) != stored["backbone"]["checkpoint"]:
-            recorded = result.weights.sha256 if result.weights else ""
-            made_of.append((checkpoint, "the weights", recorded, partial(sha256_of, checkpoint)))
-        for place, what, recorded, hash_of in made_of:
-            try:
-                now = hash_of()
-            except (UsageError, OSError) as error:
-                logger.warning("%s: taken as made of %s; not checked: %s", planned.output, place, error)
-                continue
-            if now != recorded:
-                problems.append(
-                    f"{planned.output} was made with other data than lie at {place} now: SHA-256 of {what} is "
-                    f"{recorded[:12]} there against {now[:12]}. Give this study another --output."
-                )
-    return problems
-
-
-def collect_finished(runs: Sequence[PlannedRun]) -> dict[str, Any]:
-    """Return what ``collect`` returns of the finished runs, and name the others under "missing"."""
+    Args:
+        runs: All runs of the study.
+        failed: Those that failed in this sitting.
+    """
     finished = finished_runs(runs)
     there = {planned.output for planned, _ in finished}
-    collected = collect([planned for planned, _ in finished], [result for _, result in finished])
-    return collected | {"missing": [planned.record() for planned in runs if planned.output not in there]}
+    return collect(
+        [measured_run(planned, result) for planned, result in finished],
+        missing=(planned.missing() for planned in runs if planned.output not in there),
+        failed=failed,
+    )
 
 
-def collect(runs: Iterable[PlannedRun], results: Iterable[RunResult]) -> dict[str, Any]:
-    """Return a row per label (mean and standard deviation over seeds) and the paired effect of the view batch.
-
-    A pair is two runs that differ in nothing but the view batch, one of them with a single view.
-    """
-    finished = list(zip(runs, results, strict=True))
-    rows = []
-    for label in dict.fromkeys(planned.label for planned, _ in finished):
-        members = [(planned, result) for planned, result in finished if planned.label == label]
-        rows.append(
-            {
-                "label": label,
-                "num_runs": len(members),
-                **{
-                    name: mean_and_deviation([headline(result)[name] for _, result in members])
-                    for name in (*METRICS, *TASK_MEANS)
-                },
-                **{
-                    f"{name}_top5": mean_and_deviation(
-                        [headline(result, top=5)[name] for _, result in members]
-                    )
-                    for name in TOP5
-                },
-                "seconds": mean_and_deviation([seconds(result) for _, result in members]),
-                "num_images": mean_and_deviation([result.num_images for _, result in members]),
-                "seeds": [planned.seeds for planned, _ in members],
-                "directories": [str(planned.output) for planned, _ in members],
-            }
-        )
-    return {"rows": rows, "view_batch_effects": _paired_effects(finished)}
+def changed_settings(planned: PlannedRun, protocol: PlannedRun) -> tuple[str, ...]:
+    """Return a line for each setting that is not the study's own, but for those that change no number."""
+    trees = [run.config.model_dump(mode="json") for run in (protocol, planned)]
+    return tuple(
+        f"{key}: {own!r} against {given!r}"
+        for key, (own, given) in changes(*trees).items()
+        if not key.startswith((*FREE_ON_RESUME, *PLACES, *LISTS))
+    )
 
 
-def headline(result: RunResult, *, top: int = 1) -> dict[str, Any]:
-    """Return the numbers over all seen classes of a result, top-1 or top-5."""
-    numbers: dict[str, Any] = result.metrics["class_incremental"][f"top{top}"]
-    return numbers
-
-
-def seconds(result: RunResult) -> float:
-    """Return the time that the tasks of a run took, over all its sittings."""
-    return result.task_seconds
-
-
-def _paired_effects(finished: Sequence[tuple[PlannedRun, RunResult]]) -> list[dict[str, Any]]:
-    def family(planned: PlannedRun) -> str:
+def measured_run(planned: PlannedRun, result: RunResult) -> MeasuredRun:
+    """Return what is collected of a finished run."""
+    return MeasuredRun(
+        label=planned.label,
+        seeds=planned.seeds,
+        directory=str(planned.output),
         # With a single view the objective's settings have no effect.
-        return json.dumps(planned.config.model_dump(mode="json", exclude={"view_batch", "objective"}))
-
-    baselines = {
-        family(planned): result for planned, result in finished if planned.config.view_batch.num_views == 1
-    }
-    pairs: dict[str, list[dict[str, float]]] = {}
-    for planned, result in finished:
-        baseline = baselines.get(family(planned))
-        if planned.config.view_batch.num_views > 1 and baseline and result.num_steps:
-            with_views, without = headline(result), headline(baseline)
-            known = [name for name in METRICS if None not in (with_views[name], without[name])]
-            pairs.setdefault(planned.label, []).append(
-                {name: with_views[name] - without[name] for name in known}
-            )
-    return [
-        {
-            "label": label,
-            "num_pairs": len(members),
-            **{name: mean_and_deviation([member.get(name) for member in members]) for name in METRICS},
-        }
-        for label, members in pairs.items()
-    ]
+        family=json.dumps(planned.config.model_dump(mode="json", exclude={"view_batch", "objective"})),
+        num_views=planned.config.view_batch.num_views,
+        matrix=result.matrix,
+        num_steps=result.num_steps,
+        num_images=result.num_images,
+        seconds=result.task_seconds,
+    )

@@ -13,12 +13,13 @@ import yaml
 
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.config.run_config import compose, dataset_spec
+from vbm_ptm.config.study_config import read_study
 from vbm_ptm.config.tree import as_text, differences, list_configs, parse_override, read_yaml
 from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.registry import list_learners
 from vbm_ptm.runs.directory import RunDirectory
-from vbm_ptm.study import plan_study, read_study
+from vbm_ptm.study import plan_study
 
 Tree = dict[str, Any]
 

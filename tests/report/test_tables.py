@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
+from vbm_ptm.report.collect import Collected, Effect, EffectRow, Missing, Row, Spread
 from vbm_ptm.report.tables import (
     effect_lines,
     missing_lines,
@@ -30,8 +31,12 @@ def shown(table: Table) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│┃ ").split("│")] for line in lines if "│" in line]
 
 
-def one(mean: float | None, std: float | None = None) -> dict[str, float | None]:
-    return {"mean": mean, "std": std}
+def one(mean: float | None, std: float | None = None) -> Spread:
+    return Spread(mean, std)
+
+
+def an_effect(mean: float | None, std: float | None = None, **others: Any) -> Effect:
+    return Effect(mean, std, **{"differences": (), "interval": None, "p_value": None, **others})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ def one(mean: float | None, std: float | None = None) -> dict[str, float | None]
         (one(0.0, 0.0), "0.00 ± 0.00"),
     ],
 )
-def test_spread__shows_what_there_is(values: dict[str, float | None], words: str) -> None:
+def test_spread__shows_what_there_is(values: Spread, words: str) -> None:
     assert spread(values) == words
 
 
@@ -57,52 +62,55 @@ def test_percent__has_two_decimals() -> None:
 
 
 def test_study_table__says_where_there_is_no_number() -> None:
-    row: dict[str, Any] = {
-        "label": "slca-v4",
-        "average_incremental_accuracy": one(81.25, 1.5),
-        "last_accuracy": one(75.0),
-        "average_incremental_accuracy_task_mean": one(80.25),
-        "last_accuracy_task_mean": one(74.0),
-        "average_incremental_accuracy_top5": one(95.0),
-        "last_accuracy_top5": one(94.5),
-        "forgetting": one(None),
-        "seconds": one(12.34),
-        "num_images": one(1000),
-        "num_runs": 3,
-    }
-    assert shown(study_table({"rows": [row]})) == [
+    row = Row(
+        label="slca-v4",
+        num_runs=3,
+        average_incremental_accuracy=one(81.25, 1.5),
+        last_accuracy=one(75.0),
+        forgetting=one(None),
+        average_incremental_accuracy_task_mean=one(80.25),
+        last_accuracy_task_mean=one(74.0),
+        average_incremental_accuracy_top5=one(95.0),
+        last_accuracy_top5=one(94.5),
+        seconds=one(12.34),
+        num_images=one(1000),
+        seeds=(),
+        directories=(),
+    )
+    assert shown(study_table(Collected((row,), ()))) == [
         ["slca-v4", "81.25 ± 1.50", "75.00", "n/a", "12.3", "1000", "3"]
     ]
-    (detailed,) = shown(study_table({"rows": [row]}, details=True))
+    (detailed,) = shown(study_table(Collected((row,), ()), details=True))
     assert detailed[4:8] == ["80.25", "74.00", "95.00", "94.50"]
 
 
 def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() -> None:
-    missing = [{"label": "slca", "seeds": [seed, 7], "directory": f"out/{seed}"} for seed in (1, 2)]
-    failed = [missing[0] | {"problem": "UsageError: no data"}]
-    assert missing_lines({"missing": missing, "failed": failed}) == [
+    missing = [Missing("slca", (seed, 7), f"out/{seed}") for seed in (1, 2)]
+    failed = Missing("slca", (1, 7), "out/1", "UsageError: no data")
+    assert missing_lines([failed, *missing]) == [
         "failed: out/1: UsageError: no data",
         "not finished: slca, seed and class-order seed (1, 7), (2, 7)",
     ]
-    assert missing_lines({}) == []
+    assert missing_lines([]) == []
 
 
 def test_effect_lines__say_what_was_paired() -> None:
-    row: dict[str, Any] = {
-        "label": "slca-v4",
-        "num_pairs": 1,
-        "average_incremental_accuracy": one(1.5),
-        "last_accuracy": one(-0.25),
-        "forgetting": one(None),
-    }
-    several = row | {"num_pairs": 3, "average_incremental_accuracy": one(1.5, 0.5)}
-    singular, plural = effect_lines({"view_batch_effects": [row, several]})
+    single = EffectRow("slca-v4", 1, an_effect(1.5), an_effect(-0.25), an_effect(None))
+    several = EffectRow(
+        "slca-v4",
+        3,
+        an_effect(1.5, 0.5, interval=(0.258, 2.742), p_value=0.0351),
+        an_effect(1.5, 0.5, interval=(1.0, 2.0), p_value=1e-7),
+        an_effect(0.0, 0.0, interval=(0.0, 0.0)),
+    )
+    singular, plural = effect_lines(Collected((), (single, several)))
     assert singular == (
         "view batch in 'slca-v4' against one view, 1 pair of equal seeds: average +1.50, last -0.25, "
         "forgetting n/a points"
     )
-    assert "3 pairs of equal seeds: average +1.50 ± 0.50," in plural
-    assert effect_lines({"view_batch_effects": []}) == []
+    assert "3 pairs of equal seeds: average +1.50 ± 0.50 (95 % interval +0.26 to +2.74, p = 0.035)," in plural
+    assert "p < 0.0001), forgetting +0.00 ± 0.00 points" in plural
+    assert effect_lines(Collected((), ())) == []
 
 
 def test_task_table__shows_every_task_and_all_of_them() -> None:

@@ -2,7 +2,8 @@
 
 application   all commands by name, and what a failure looks like
 options       options that several commands share
-training      train, study
+training      train
+studies       study
 finished      evaluate, predict, export, extend, diff: what is done with a run
 inspection    list, check, split: what is looked up, or settled, before one
 printing      tables and JSON on standard output

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from vbm_ptm.cli import finished, inspection, training
+from vbm_ptm.cli import finished, inspection, studies, training
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix, shadowed_libraries
@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 
 app.command()(training.train)
-app.command()(training.study)
+app.command()(studies.study)
 app.command()(finished.evaluate)
 app.command()(finished.predict)
 app.command()(finished.export)

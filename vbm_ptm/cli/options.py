@@ -78,6 +78,18 @@ def all_overrides(
     return [*(given or ()), *(f"{key}={value}" for key, value in named.items() if value is not None)]
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read "2/8", the second of eight parts; return index, from 0, and number of parts.
+
+    Raises:
+        UsageError: It is not such a part.
+    """
+    first, _, second = text.partition("/")
+    if first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
+        return int(first) - 1, int(second)
+    raise UsageError(f"--shard '{text}' is not of the form PART/PARTS, such as 1/8 to 8/8.")
+
+
 def integers(option: str, text: str | None) -> tuple[int, ...]:
     """Read a list of whole numbers; empty without a text.
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vbm_ptm.errors import TrainingInterrupted
+from vbm_ptm.launch import is_main_process
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vbm_ptm.check.estimates import Estimate
+    from vbm_ptm.report.collect import Collected
     from vbm_ptm.study import PlannedRun
 
 
@@ -84,3 +86,22 @@ def show_plan(
         "is only looked at, for a test or for features, counts as a third.",
         soft_wrap=True,
     )
+
+
+def show_study(collected: Collected, *, details: bool = False) -> None:
+    """Print the tables of a study; leave with exit code 1 if a run of it failed."""
+    if is_main_process():
+        from vbm_ptm.report.tables import effect_lines, missing_lines, study_table
+
+        console = stdout()
+        console.print(study_table(collected, details=details))
+        for line in effect_lines(collected):
+            console.print(line, soft_wrap=True)
+        console.print("run directories:")
+        for row in collected.rows:
+            for directory in row.directories:
+                console.print(f"  {directory}", soft_wrap=True)
+        for line in missing_lines([*collected.failed, *collected.missing]):
+            console.print(line, soft_wrap=True)
+    if collected.failed:
+        raise typer.Exit(1)

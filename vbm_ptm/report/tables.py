@@ -1,14 +1,14 @@
-"""Result dictionaries as tables for a terminal."""
+"""Results as tables and sentences for a terminal."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.report.collect import Collected, Effect, Missing, Spread
 
 NOT_AVAILABLE = "n/a"
 
@@ -28,7 +28,7 @@ _STUDY_COLUMNS = {
 _DETAILS = ("average, task mean", "last, task mean", "top-5 average", "top-5 last")
 
 
-def study_table(collected: Mapping[str, Any], *, details: bool = False) -> Table:
+def study_table(collected: Collected, *, details: bool = False) -> Table:
     """Return a line per label of a study: mean and standard deviation over its runs.
 
     Args:
@@ -42,9 +42,9 @@ def study_table(collected: Mapping[str, Any], *, details: bool = False) -> Table
     }
     for heading in (*columns, "runs"):
         table.add_column(heading, justify="right", no_wrap=not details)
-    for row in collected["rows"]:
-        cells = [spread(row[key], digits=digits) for key, digits in columns.values()]
-        table.add_row(row["label"], *cells, str(row["num_runs"]))
+    for row in collected.rows:
+        cells = [spread(getattr(row, name), digits=digits) for name, digits in columns.values()]
+        table.add_row(row.label, *cells, str(row.num_runs))
     return table
 
 
@@ -69,26 +69,27 @@ def plan_totals(lines: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(lines)} runs, {steps:,} steps, {images:,} images to train on, {hours:.1f} hours"
 
 
-def missing_lines(collected: Mapping[str, Any]) -> list[str]:
+def missing_lines(missing: Sequence[Missing]) -> list[str]:
     """Return a sentence per run of a study that failed, and one for each label that is not complete."""
-    failed = [f"failed: {item['directory']}: {item['problem']}" for item in collected.get("failed", ())]
-    missing: dict[str, list[str]] = {}
-    for item in collected.get("missing", ()):
-        missing.setdefault(item["label"], []).append(str(tuple(item["seeds"])))
+    failed = [f"failed: {item.directory}: {item.problem}" for item in missing if item.problem]
+    seeds: dict[str, list[str]] = {}
+    for item in missing:
+        if not item.problem:
+            seeds.setdefault(item.label, []).append(str(item.seeds))
     return failed + [
-        f"not finished: {label}, seed and class-order seed {', '.join(seeds)}"
-        for label, seeds in missing.items()
+        f"not finished: {label}, seed and class-order seed {', '.join(pairs)}"
+        for label, pairs in seeds.items()
     ]
 
 
-def effect_lines(collected: Mapping[str, Any]) -> list[str]:
+def effect_lines(collected: Collected) -> list[str]:
     """Return a sentence per label on what the view batch changed, paired by seeds."""
     return [
-        f"view batch in '{row['label']}' against one view, {row['num_pairs']} "
-        f"pair{'s' if row['num_pairs'] > 1 else ''} of equal seeds: average "
-        f"{spread(row['average_incremental_accuracy'], sign='+')}, last {spread(row['last_accuracy'], sign='+')}, "
-        f"forgetting {spread(row['forgetting'], sign='+')} points"
-        for row in collected["view_batch_effects"]
+        f"view batch in '{row.label}' against one view, {row.num_pairs} "
+        f"pair{'s' if row.num_pairs > 1 else ''} of equal seeds: average "
+        f"{effect(row.average_incremental_accuracy)}, last {effect(row.last_accuracy)}, "
+        f"forgetting {effect(row.forgetting)} points"
+        for row in collected.view_batch_effects
     ]
 
 
@@ -124,19 +125,19 @@ def percent(value: float | None) -> str:
     return NOT_AVAILABLE if value is None else f"{value:.2f}"
 
 
-def spread(values: Mapping[str, float | None], *, digits: int = 2, sign: str = "") -> str:
+def spread(values: Spread, *, digits: int = 2, sign: str = "") -> str:
     """Word a mean with its standard deviation, if there is one."""
-    mean, std = values["mean"], values["std"]
-    if mean is None:
+    if values.mean is None:
         return NOT_AVAILABLE
-    mean = round(mean, digits) + 0.0  # no -0.00
-    return f"{mean:{sign}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    mean = round(values.mean, digits) + 0.0  # no -0.00
+    return f"{mean:{sign}.{digits}f}" + ("" if values.std is None else f" ± {values.std:.{digits}f}")
 
 
-def mean_and_deviation(values: Iterable[float | None]) -> dict[str, float | None]:
-    """Return mean and sample standard deviation of the numbers that exist."""
-    known = [value for value in values if value is not None]
-    return {
-        "mean": statistics.fmean(known) if known else None,
-        "std": statistics.stdev(known) if len(known) > 1 else None,
-    }
+def effect(values: Effect, *, digits: int = 2) -> str:
+    """Word an effect: mean and standard deviation of the differences, 95 % interval of the mean, p-value."""
+    words = spread(values, digits=digits, sign="+")
+    if values.interval is None or values.p_value is None:
+        return words
+    low, high = values.interval
+    p_value = f"p = {values.p_value:.2g}" if values.p_value >= 1e-4 else "p < 0.0001"
+    return f"{words} (95 % interval {low:+.{digits}f} to {high:+.{digits}f}, {p_value})"

@@ -1,34 +1,27 @@
-"""scripts/reproduce_paper.py: the list of runs, its parts, and the whole way to the table on a miniature."""
+"""vbm-ptm study: the runs of the paper's table, its parts, and the whole way to the table on a miniature."""
 
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from vbm_ptm.cli import run_application
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "reproduce_paper.py"
+from vbm_ptm.cli import main
 
 Say = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
+PAPER = ("study", "studies/paper", "--published", "published/paper_table")
 
 
 @pytest.fixture
-def say(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Say:
-    """Return a function that runs the script and returns exit code, standard output and standard error."""
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Return a function that runs the paper's study and returns exit code, standard output and standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = run_application(script["application"], arguments)
+        code = main([*PAPER, *arguments])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -54,12 +47,14 @@ def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> Non
     assert len(runs) == len(to_run(shown)) == 8 * 2 * 3
     for num_views in (1, 4):
         # 20 epochs of 40 steps, 50 epochs of 19 steps, for each of 10 tasks.
-        assert runs[f"cifar100-slca-v{num_views}", "1993"][:3] == ["10", "8,000", "1,000,000"]
-        assert runs[f"imagenet_r-slca-v{num_views}", "1997"][:3] == ["10", "9,500", "1,200,000"]
-    assert runs["cifar100-joint-v1", "1993"][:3] == ["1", "7,820", "1,000,000"]
-    assert runs["cifar100-l2p-v1", "1996"][:3] == ["10", "15,650", "250,000"]
+        slca = f"slca-num_views={num_views}"
+        assert runs[f"cifar100-{slca}", "1993"][:3] == ["10", "8,000", "1,000,000"]
+        assert runs[f"imagenet_r-{slca}", "1997"][:3] == ["10", "9,500", "1,200,000"]
+    assert runs["cifar100-joint", "1993"][:3] == ["1", "7,820", "1,000,000"]
+    assert runs["cifar100-l2p", "1996"][:3] == ["10", "15,650", "250,000"]
     # Looked at: 50,000 for features and 10,000 x (0.1 + ... + 1) in tests, each a third.
-    assert runs["cifar100-slca-v1", "1993"][3] == f"{(1_000_000 + (50_000 + 55_000) / 3) / 100 / 3600:.2f}"
+    hours = (1_000_000 + (50_000 + 55_000) / 3) / 100 / 3600
+    assert runs["cifar100-slca-num_views=1", "1993"][3] == f"{hours:.2f}"
     assert "assumed: CODA-Prompt's split, the same number of images for each class, 24,000 for" in shown
     assert "all: 48 runs" in shown
 
@@ -67,56 +62,54 @@ def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> Non
 def test_dry_run__the_most_informative_runs_fit_first(say: Say) -> None:
     _, shown, _ = say("--dry-run", "--budget-hours", "4.6", "--images-per-second", "300")
     assert to_run(shown)[:4] == [
-        (f"imagenet_r-slca-v{views}", order) for order in ("1993", "1996") for views in ("1", "4")
+        (f"imagenet_r-slca-num_views={views}", order) for order in ("1993", "1996") for views in ("1", "4")
     ]
     assert "to run here: 4 runs" in shown
-    _, shown, _ = say("--dry-run", "--budget-hours", "0.5", "--datasets", "cifar100")
-    assert {name for name, _ in to_run(shown)} == {"cifar100-dualprompt-v1"}  # the others are too long
+    _, shown, _ = say("--dry-run", "--budget-hours", "0.5", "--only", "cifar100-*")
+    assert {name for name, _ in to_run(shown)} == {"cifar100-dualprompt"}  # those before it are too long
 
 
 def test_dry_run__parts_are_disjoint_and_complete(say: Say) -> None:
-    command = ("--dry-run", "--learners", "slca,l2p", "--orders", "1993,1997")
+    command = ("--dry-run", "--only", "*-slca*", "--only", "*-l2p/seed_199[37]*")
     whole = to_run(say(*command)[1])
+    assert len(whole) == 2 * (2 * 3 + 2)
     parts = [to_run(say(*command, "--shard", f"{part}/3")[1]) for part in (1, 2, 3)]
     assert sorted(run for part in parts for run in part) == sorted(whole)
     assert all(parts)
 
 
-def test_dry_run__filters(say: Say) -> None:
-    code, shown, _ = say(
-        *("--dry-run", "--learners", "l2p,slca", "--datasets", "cifar100", "--orders", "1997"),
-        *("--views", "1,3", "--set", "optimization.batch_size=126"),
-    )
-    assert code == 0
-    assert list(listed(shown)) == [(f"cifar100-{name}", "1997") for name in ("slca-v1", "slca-v3", "l2p-v1")]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--learners", "slcaa"], "unknown row of the table 'slcaa'. Did you mean 'slca'?"),
+        (
+            ["--only", "slcaa"],
+            "no run of the study matches 'slcaa'. Its lines are: 'imagenet_r-slca-num_views=1'",
+        ),
         (["--data", "imagenet=/x"], "unknown data set 'imagenet'. Did you mean 'imagenet_r'?"),
         (["--data", "cifar100"], "--data 'cifar100' is not of the form NAME=PATH or NAME.SETTING=VALUE"),
         (["--shard", "0/2"], "--shard '0/2' is not of the form PART/PARTS"),
-        (["--orders", "a"], "--orders 'a' is not a list of whole numbers"),
-        (["--learners", "l2p", "--views", "4"], "no run is left"),
-        (["--datasets", "imagenet_r"], "the images of imagenet_r are needed: --data imagenet_r=PATH"),
-        (["--data", "cifar100=/nowhere"], "--data cifar100: there is nothing at /nowhere"),
+        (["--published", "studies/paper"], "published table: "),
         (
-            ["--datasets", "cifar100", "--weights", "/nowhere"],
-            "the weights vit_base_patch16_224.orig_in21k are needed: there is no /nowhere/vit_base_patch16_224.orig_",
+            ["--only", "imagenet_r-*"],
+            "the images of data set 'imagenet_r' are needed: dataset.path is not set",
+        ),
+        (["--only", "imagenet_r-*"], "Say where they lie by --data NAME=PATH"),
+        (["--data", "cifar100=/nowhere"], "data set 'cifar100': there is nothing at '/nowhere'"),
+        (
+            ["--only", "cifar100-*", "--weights", "/nowhere"],
+            "the weights vit_base_patch16_224.orig_in21k are needed: there is no file "
+            "/nowhere/vit_base_patch16_224.orig_in21k.safetensors",
         ),
         (
             [
-                *("--datasets", "imagenet_r", "--data", "imagenet_r=/nowhere"),
-                "--data",
-                "imagenet_r.split_file=/no.csv",
+                *("--only", "imagenet_r-*", "--data", "imagenet_r=/nowhere"),
+                *("--data", "imagenet_r.split_file=/no.csv"),
             ],
             "cannot read the list '/no.csv'",
         ),
     ],
 )
-def test_reproduce__refuses_to_start_with_what_is_wrong_or_missing(
+def test_study__refuses_to_start_with_what_is_wrong_or_missing(
     options: list[str], message: str, say: Say, tmp_path: Path
 ) -> None:
     code, shown, said = say("--output", str(tmp_path / "out"), *options)
@@ -130,13 +123,13 @@ def place(arguments: list[str]) -> str:
     return f"{arguments[1]}={arguments[3].partition('=')[2]}"
 
 
-def test_reproduce__runs_part_by_part_to_the_table(
+def test_study__runs_part_by_part_to_the_table(
     say: Say, cifar100_arguments: list[str], tiny_weights: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "paper"
     command = [
-        *("--output", str(output), "--data", place(cifar100_arguments), "--learners", "slca"),
-        *("--datasets", "cifar100", "--orders", "1996"),
+        *("--output", str(output), "--data", place(cifar100_arguments)),
+        *("--only", "cifar100-slca-*/seed_1996-*"),
     ]
     changes = {
         "backbone.name": "test_vit.r160_in1k",
@@ -151,63 +144,69 @@ def test_reproduce__runs_part_by_part_to_the_table(
     shown = listed(say(*command, "--dry-run")[1])
     assert {tuple(cells[:3]) for cells in shown.values()} == {("4", "16", "1,200")}  # 75 images in each task
 
-    code, page, _ = say(*command, "--shard", "1/2")
+    code, said, _ = say(*command, "--shard", "1/2")
     assert code == 0
-    assert f"- S-CIFAR-100, VBM-SLCA, V = 4, order 1996: `{output}/cifar100-slca-v4/" in page
+    assert f"- S-CIFAR-100, VBM-SLCA, V = 4, order 1996: `{output}/cifar100-slca-num_views=4/" in said
     (first,) = output.rglob("result.json")
     written = first.stat().st_mtime_ns
-    code, page, _ = say(*command)
+    code, said, _ = say(*command)
     assert (code, first.stat().st_mtime_ns) == (0, written)
     results = {path.parts[-3]: json.loads(path.read_text()) for path in sorted(output.rglob("result.json"))}
-    assert list(results) == ["cifar100-slca-v1", "cifar100-slca-v4"]
+    assert list(results) == ["cifar100-slca-num_views=1", "cifar100-slca-num_views=4"]
     assert {(result["num_steps"], result["num_images"]) for result in results.values()} == {(16, 1200)}
     assert {(result["seed"], result["class_order_seed"]) for result in results.values()} == {(1996, 1996)}
 
-    assert page == (output / "paper_table.md").read_text() + "\n"
-    collected = json.loads((output / "paper_table.json").read_text())
-    assert say(*command, "--collect")[1] == page
-    plain, views = collected["benchmarks"]["cifar100"]["lines"]
-    accuracy = results["cifar100-slca-v4"]["metrics"]["class_incremental"]["top1"]["last_accuracy"]
+    assert said.startswith((output / "published.md").read_text())
+    assert "view batch in 'cifar100-slca-num_views=4' against one view, 1 pair of equal seeds" in said
+    compared = json.loads((output / "published.json").read_text())
+    assert say(*command, "--collect")[1] == said
+    plain, views = compared["benchmarks"]["cifar100"]["lines"]
+    accuracy, baseline = (
+        results[f"cifar100-slca-num_views={number}"]["metrics"]["class_incremental"]["top1"]["last_accuracy"]
+        for number in (4, 1)
+    )
     assert views["numbers"]["top-1 last"] == {
         "paper": {"mean": 91.78, "std": 0.18},
         "pooled": {"mean": accuracy, "std": None},
         "task_mean": {"mean": accuracy, "std": None},
     }
     assert (views["missing"], views["orders"]) == ([], [1996])
-    assert "Not the paper's setting: optimization.epochs: 20 against 4." in plain["deviations"]
+    assert "Not a setting of the study: optimization.epochs: 20 against 4." in plain["deviations"]
+    assert not any("num_views" in deviation for deviation in views["deviations"])
     assert (
         "300 training and 100 test images, not 50,000 and 10,000 (the official split)." in plain["deviations"]
     )
-    (paired,) = collected["benchmarks"]["cifar100"]["paired"]
-    baseline = results["cifar100-slca-v1"]["metrics"]["class_incremental"]["top1"]["last_accuracy"]
-    assert paired["orders"][0]["top-1 last"] == pytest.approx(accuracy - baseline)
+    (paired,) = compared["benchmarks"]["cifar100"]["paired"]
+    assert paired["orders"] == [1996]
+    assert paired["effects"]["top-1 last"]["mean"] == pytest.approx(accuracy - baseline)
     assert paired["paper"]["top-1 last"] == pytest.approx(0.21)
 
 
 @pytest.mark.slow
-def test_reproduce__the_whole_table_in_miniature(
+def test_study__the_whole_table_in_miniature(
     say: Say, cifar100_arguments: list[str], imagenet_r_arguments: list[str], tmp_path: Path
 ) -> None:
     """Every row and both benchmarks in their true shape, on the embedded backbone."""
-    command = ["--orders", "1993", "--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)]
+    command = ["--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)]
     command += ["--data", "imagenet_r.test_fraction=0.4", "--set", "trainer.max_steps_per_task=1"]
     command += ["--set", "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet"]
     command += ["--set", "backbone.image_size=32"]  # a quarter of the tokens
     short = ["--set", "learner.alignment_samples_per_class=2"]  # of 256 it takes minutes
-    prompts = "s_prompt_pp,coda_prompt,dualprompt,l2p,s_iprompt"
-    for rows, more, num_lines in (("slca,joint", short, 3), (prompts, [], 5)):
-        output = tmp_path / rows
-        code, page, said = say("--output", str(output), "--learners", rows, *command, *more)
-        assert code == 0, said
-        collected = json.loads((output / "paper_table.json").read_text())
-        assert list(collected["benchmarks"]) == ["imagenet_r", "cifar100"]
-        for benchmark in collected["benchmarks"].values():
+    prompts = ("s_prompt_pp", "coda_prompt", "dualprompt", "l2p", "s_iprompt")
+    for number, (rows, more, num_lines) in enumerate(((("slca*", "joint"), short, 3), (prompts, [], 5))):
+        output = tmp_path / str(number)
+        only = [part for row in rows for part in ("--only", f"*-{row}/seed_1993-*")]
+        code, said, problems = say("--output", str(output), *only, *command, *more)
+        assert code == 0, problems
+        compared = json.loads((output / "published.json").read_text())
+        assert list(compared["benchmarks"]) == ["imagenet_r", "cifar100"]
+        for benchmark in compared["benchmarks"].values():
             assert len(benchmark["lines"]) == num_lines
             for line in benchmark["lines"]:
                 assert line["orders"] == [1993]
                 for numbers in line["numbers"].values():
                     assert 0 <= numbers[line["weighting"]]["mean"] <= 100
             for paired in benchmark["paired"]:
-                assert None not in paired["orders"][0].values()
-        assert "Not finished" not in page
-        assert "Not the paper's setting: dataset.test_fraction: 0.2 against 0.4." in page
+                assert all(len(each["differences"]) == 1 for each in paired["effects"].values())
+        assert "Not finished" not in said
+        assert "Not a setting of the study: dataset.test_fraction: 0.2 against 0.4." in said

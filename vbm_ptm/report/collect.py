@@ -1,0 +1,227 @@
+"""The runs of a study in numbers: means, deviations, and the effect of the view batch on pairs of runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from vbm_ptm.metrics import AccuracyMatrix
+
+CONFIDENCE = 0.95
+
+Number = Callable[[AccuracyMatrix], float | None]
+
+# The numbers of a run over all seen classes, by the name that they have in files.
+NUMBERS: dict[str, Number] = {
+    "average_incremental_accuracy": AccuracyMatrix.average_incremental,
+    "last_accuracy": AccuracyMatrix.last,
+    "forgetting": AccuracyMatrix.forgetting,
+    "average_incremental_accuracy_task_mean": partial(
+        AccuracyMatrix.average_incremental, weighting="task_mean"
+    ),
+    "last_accuracy_task_mean": partial(AccuracyMatrix.last, weighting="task_mean"),
+    "average_incremental_accuracy_top5": partial(AccuracyMatrix.average_incremental, top=5),
+    "last_accuracy_top5": partial(AccuracyMatrix.last, top=5),
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation of the numbers that exist; None where there are too few."""
+
+    mean: float | None
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread:
+        """Leave out what does not exist."""
+        known = [value for value in values if value is not None]
+        return cls(
+            mean=statistics.fmean(known) if known else None,
+            std=statistics.stdev(known) if len(known) > 1 else None,
+        )
+
+
+@dataclass(frozen=True)
+class Effect(Spread):
+    """What a change does to a number, from pairs of runs that differ in nothing else.
+
+    Attributes:
+        differences: With the change minus without it, one for each pair whose numbers exist.
+        interval: 95 % confidence interval of the mean, by Student's t; None with fewer than two pairs.
+        p_value: Of the paired t-test that there is no effect; None without an interval of some width.
+    """
+
+    differences: tuple[float, ...]
+    interval: tuple[float, float] | None
+    p_value: float | None
+
+    @classmethod
+    def of_pairs(cls, pairs: Iterable[tuple[float | None, float | None]]) -> Effect:
+        """Compare each number with the change to the one without it; pairs that lack one are left out."""
+        known = [(changed, plain) for changed, plain in pairs if changed is not None and plain is not None]
+        differences = tuple(changed - plain for changed, plain in known)
+        spread = Spread.of(differences)
+        if spread.mean is None or spread.std is None:
+            return cls(spread.mean, spread.std, differences, interval=None, p_value=None)
+        if spread.std == 0:
+            return cls(spread.mean, 0.0, differences, interval=(spread.mean, spread.mean), p_value=None)
+        test = scipy.stats.ttest_rel(*np.array(known).T)
+        low, high = test.confidence_interval(CONFIDENCE)
+        return cls(
+            spread.mean,
+            spread.std,
+            differences,
+            interval=(float(low), float(high)),
+            p_value=float(test.pvalue),
+        )
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What is collected of a finished run.
+
+    Attributes:
+        label: Line of the table.
+        seeds: Training seed and class-order seed.
+        directory: Where the run lies.
+        family: The same for all runs that differ at most in the view batch.
+        num_views: V.
+        matrix: All accuracies.
+        num_steps: Optimizer steps.
+        num_images: Views in training.
+        seconds: What its tasks took.
+    """
+
+    label: str
+    seeds: tuple[int, int]
+    directory: str
+    family: str
+    num_views: int
+    matrix: AccuracyMatrix
+    num_steps: int
+    num_images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a study over all its runs; accuracies in percent."""
+
+    label: str
+    num_runs: int
+    average_incremental_accuracy: Spread
+    last_accuracy: Spread
+    forgetting: Spread
+    average_incremental_accuracy_task_mean: Spread
+    last_accuracy_task_mean: Spread
+    average_incremental_accuracy_top5: Spread
+    last_accuracy_top5: Spread
+    seconds: Spread
+    num_images: Spread
+    seeds: tuple[tuple[int, int], ...]
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EffectRow:
+    """What the view batch of a line does, against runs with one view and the same everything else; in points."""
+
+    label: str
+    num_pairs: int
+    average_incremental_accuracy: Effect
+    last_accuracy: Effect
+    forgetting: Effect
+
+
+EFFECTS = tuple(field.name for field in fields(EffectRow) if field.name in NUMBERS)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A run that is not finished; with a problem, one that failed."""
+
+    label: str
+    seeds: tuple[int, int]
+    directory: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What ``study.json`` holds.
+
+    Attributes:
+        rows: A row for each line with a finished run.
+        view_batch_effects: A row for each line with a view batch and its baseline.
+        missing: Runs that are not finished.
+        failed: Runs that failed in this sitting.
+    """
+
+    rows: tuple[Row, ...]
+    view_batch_effects: tuple[EffectRow, ...]
+    missing: tuple[Missing, ...] = ()
+    failed: tuple[Missing, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+def collect(
+    runs: Sequence[MeasuredRun], *, missing: Iterable[Missing] = (), failed: Iterable[Missing] = ()
+) -> Collected:
+    """Put runs together by their labels, in the order in which these come first."""
+    lines: dict[str, list[MeasuredRun]] = defaultdict(list)
+    for run in runs:
+        lines[run.label].append(run)
+    return Collected(
+        rows=tuple(_row(label, members) for label, members in lines.items()),
+        view_batch_effects=view_batch_effects(runs),
+        missing=tuple(missing),
+        failed=tuple(failed),
+    )
+
+
+def _row(label: str, runs: Sequence[MeasuredRun]) -> Row:
+    return Row(
+        label=label,
+        num_runs=len(runs),
+        **{name: Spread.of(number(run.matrix) for run in runs) for name, number in NUMBERS.items()},
+        seconds=Spread.of(run.seconds for run in runs),
+        num_images=Spread.of(run.num_images for run in runs),
+        seeds=tuple(run.seeds for run in runs),
+        directories=tuple(run.directory for run in runs),
+    )
+
+
+def view_batch_effects(runs: Sequence[MeasuredRun]) -> tuple[EffectRow, ...]:
+    """Return what the view batch does in each line that has one.
+
+    A pair is a run with several views and the one of its family with a single view. Runs without a step have no views.
+    """
+    baselines = {run.family: run for run in runs if run.num_views == 1}
+    pairs: dict[str, list[tuple[MeasuredRun, MeasuredRun]]] = defaultdict(list)
+    for run in runs:
+        if run.num_views > 1 and run.num_steps and run.family in baselines:
+            pairs[run.label].append((run, baselines[run.family]))
+    return tuple(
+        EffectRow(
+            label=label,
+            num_pairs=len(members),
+            **{name: effect_on(NUMBERS[name], members) for name in EFFECTS},
+        )
+        for label, members in pairs.items()
+    )
+
+
+def effect_on(number: Number, pairs: Iterable[tuple[MeasuredRun, MeasuredRun]]) -> Effect:
+    """Return the effect on a number; the run with the change comes first in each pair."""
+    return Effect.of_pairs((number(changed.matrix), number(plain.matrix)) for changed, plain in pairs)
