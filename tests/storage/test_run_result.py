@@ -14,6 +14,15 @@ from vbm_ptm.storage.run_result import RunResult, read_result
 WRITTEN = Path(__file__).with_name("result.json")
 
 
+def as_stored(now: Any, stored: Any) -> Any:
+    """Return ``now`` without the keys that ``stored`` lacks: later versions add some."""
+    if isinstance(now, dict) and isinstance(stored, dict):
+        return {key: as_stored(value, stored[key]) for key, value in now.items() if key in stored}
+    if isinstance(now, list) and isinstance(stored, list):
+        return [as_stored(*pair) for pair in zip(now, stored, strict=True)]
+    return now
+
+
 @pytest.fixture(name="values")
 def stored_values() -> dict[str, Any]:
     values: dict[str, Any] = json.loads(WRITTEN.read_text())
@@ -30,12 +39,12 @@ def test_read_result__gives_attributes_and_keeps_every_key(values: dict[str, Any
     assert result.task_seconds == pytest.approx(
         sum(sum(task.values()) for task in values["timings"]["tasks"])
     )
-    assert result.to_json() == values
+    assert as_stored(result.to_json(), values) == values
 
 
 def test_run_result__counts_give_the_stored_numbers(values: dict[str, Any]) -> None:
     matrix = RunResult.model_validate(values).matrix
-    assert matrix.summary() == values["metrics"]
+    assert as_stored(matrix.summary(), values["metrics"]) == values["metrics"]
     assert matrix.last() == values["metrics"]["class_incremental"]["top1"]["last_accuracy"]
 
 
@@ -50,12 +59,12 @@ def test_read_result__takes_what_the_first_runs_did_not_write(values: dict[str, 
     result = read_result(tmp_path / "result.json")
     assert (result.domains, result.extends, result.data.expected) == ((), None, None)
     assert result.task_records[0].trained_sha256 == ""
-    assert {**result.to_json(), "task_records": None} == {**values, "task_records": None}
+    assert as_stored(result.to_json(), values) == values
 
 
 def test_read_result__keeps_what_a_later_version_added(values: dict[str, Any]) -> None:
     values["energy"] = values["data"]["energy"] = 1.5
-    assert RunResult.model_validate(values).to_json() == values
+    assert as_stored(RunResult.model_validate(values).to_json(), values) == values
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,7 @@ def study(
     from vbm_ptm.config.study_config import read_study
     from vbm_ptm.config.tree import find_config
     from vbm_ptm.runs.places import Places
-    from vbm_ptm.study import collect_finished, execute, fitting, plan_study
-    from vbm_ptm.study import shard as part_of
+    from vbm_ptm.study import collect_finished, execute, plan_study
 
     folder, read = output or Path("runs") / file.stem, read_study(find_config(str(file)))
     table = None if published is None else _read_published(published)
@@ -85,30 +84,13 @@ def study(
         places=Places(_data_settings(data or ()), weights),
         only=only or (),
     )
-    part = planned
-    if shard is not None and not collect:
-        index, count = parse_shard(shard)
-        # By published counts, where there are some: every machine must cut the list alike.
-        costs = [each.hours(1) for each in _estimates(planned, table, prefers_published=True)]
-        part = part_of(planned, index=index, count=count, costs=costs)
-    if (dry_run or budget_hours is not None) and not collect:
-        estimates = _estimates(planned, table)
-        remaining = _not_finished(planned)
-        if budget_hours is not None:
-            hours = {
-                run.output: each.hours(images_per_second)
-                for run, each in zip(planned, estimates, strict=True)
-            }
-            part = [run for run in part if run.output in remaining]
-            part = fitting(part, costs=[hours[run.output] for run in part], budget=budget_hours)
-        if dry_run:
-            chosen, finished = {run.output for run in part}, {run.output for run in planned} - remaining
-            show_plan(planned, estimates, images_per_second=images_per_second, part=chosen, finished=finished)
-            _show_assumed(planned, table)
-            return
     if collect:
         collected = collect_finished(planned)
     else:
+        part = _part(planned, table, shard=shard, budget_hours=budget_hours, rate=images_per_second)
+        if dry_run:
+            _show_dry_run(planned, table, part=part, rate=images_per_second)
+            return
         _check_files(part)
         with how_to_go_on("Repeat the command to go on."):
             collected = execute(part, output=folder, study=planned, skip_damaged=skip_damaged)
@@ -171,6 +153,50 @@ def _not_finished(planned: Sequence[PlannedRun]) -> set[Path]:
     from vbm_ptm.study import finished_runs
 
     return {run.output for run in planned} - {run.output for run, _ in finished_runs(planned)}
+
+
+def _part(
+    planned: Sequence[PlannedRun],
+    table: PublishedTable | None,
+    *,
+    shard: str | None,
+    budget_hours: float | None,
+    rate: float,
+) -> list[PlannedRun]:
+    """Return the runs of one part, and of these what is not finished and fits into the budget."""
+    from vbm_ptm.study import fitting
+    from vbm_ptm.study import shard as part_of
+
+    part = list(planned)
+    if shard is not None:
+        index, count = parse_shard(shard)
+        # By published counts, where there are some: every machine must cut the list alike.
+        costs = [each.hours(1) for each in _estimates(planned, table, prefers_published=True)]
+        part = part_of(planned, index=index, count=count, costs=costs)
+    if budget_hours is not None:
+        remaining = _not_finished(planned)
+        part = [run for run in part if run.output in remaining]
+        part = fitting(
+            part, costs=[each.hours(rate) for each in _estimates(part, table)], budget=budget_hours
+        )
+    return part
+
+
+def _show_dry_run(
+    planned: Sequence[PlannedRun],
+    table: PublishedTable | None,
+    *,
+    part: Sequence[PlannedRun],
+    rate: float,
+) -> None:
+    show_plan(
+        planned,
+        _estimates(planned, table),
+        images_per_second=rate,
+        part={run.output for run in part},
+        finished={run.output for run in planned} - _not_finished(planned),
+    )
+    _show_assumed(planned, table)
 
 
 def _check_files(part: Sequence[PlannedRun]) -> None:
