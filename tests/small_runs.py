@@ -20,7 +20,7 @@ from datasets import Dataset
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
-from vbm_ptm.backbones import PromptableViT
+from vbm_ptm.backbones import BackboneConfig, PromptableViT, load_backbone
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.loaders import LoaderConfig
@@ -164,11 +164,16 @@ def tiny_backbones() -> dict[int, PromptableViT]:
 
 @pytest.fixture(scope="session")
 def new_learner(tiny_backbones: dict[int, PromptableViT]) -> Callable[..., Learner]:
-    def make(name: str, *, num_tasks: int = 3, depth: int = 2, **settings: Any) -> Learner:
+    """Return a function that makes a fresh learner on a ViT of some depth, or on a narrow ResNet-18."""
+
+    def make(
+        name: str, *, num_tasks: int = 3, depth: int = 2, on_resnet: bool = False, **settings: Any
+    ) -> Learner:
+        backbone = load_backbone(BackboneConfig(name="resnet18_cifar", channels=2), seed=0)
         with seeded(0):
             return create_learner(
                 name,
-                backbone=copy.deepcopy(tiny_backbones[depth]),
+                backbone=backbone if on_resnet else copy.deepcopy(tiny_backbones[depth]),
                 num_tasks=num_tasks,
                 settings=SETTINGS.get(name, {}) | settings,
             )

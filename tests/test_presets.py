@@ -96,6 +96,31 @@ FIRST_SESSION = schedule(
 )  # fmt: skip
 RANPAC = RAW_INPUTS | FIRST_SESSION | own(projection_width=10000, fit_fraction=0.8, class_balanced=False)
 
+# Small images, from scratch, plain SGD: Buzzega et al. (2020), repository mammoth.
+MAMMOTH = (
+    {"backbone.name": "resnet18_cifar", "backbone.channels": None, "backbone.initialization": "torch"}
+    | {"scenario.class_order": "natural"}
+    | inputs(crop="padded", horizontal_flip=0.5, interpolation="bilinear")
+    | schedule(optimizer="sgd", momentum=0, schedule="constant", batch_size=32, clip_gradient_norm=None)
+)
+S_CIFAR10 = MAMMOTH | schedule(epochs=50) | inputs(normalization="cifar10")
+S_TINY = MAMMOTH | schedule(epochs=100) | inputs(normalization="tiny_imagenet") | {"backbone.image_size": 64}
+ONE_VIEW = {"view_batch.num_views": 1}
+
+# Rehearsal: (learner, data set) -> source, what "official" has to be, and the views of "paper".
+REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, int]] = {
+    ("er", "cifar10"): (
+        "mammoth: best_args, er, 200 images; views of ER are not stated",
+        S_CIFAR10 | own(capacity=200, draw_size=32) | schedule(learning_rate=0.1, weight_decay=0),
+        4,
+    ),
+    ("er", "tiny_imagenet"): (
+        "mammoth: best_args, er, 200 images; views of ER are not stated",
+        S_TINY | own(capacity=200, draw_size=32) | schedule(learning_rate=0.1, weight_decay=0),
+        4,
+    ),
+}
+
 # (learner, data set) -> source, and what preset "official" has to be on it.
 OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ("slca", "cifar100"): ("SLCA: exps/slca/slca_cifar.json, utils/data.py", SLCA | SLCA_20 | CIFAR_INPUTS),
@@ -185,6 +210,7 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         "S-Prompts: configs/domainnet_slip.json, the CLIP variant's (an inference)",
         SESSION | SESSION_SCHEDULE | schedule(epochs=30) | inputs(normalization="imagenet", interpolation="bilinear"),
     ),
+    **{key: (source, numbers | ONE_VIEW) for key, (source, numbers, _) in REHEARSAL.items()},
 }  # fmt: skip
 
 # The appendix of the paper ("Hyper-parameters for ViT-B/16 backbone") and one AutoAugment policy for all data sets;
@@ -207,10 +233,17 @@ PAPER: dict[tuple[str, str], tuple[str, Numbers]] = {
         for key, row in OFFICIAL.items()
         if key[0] in ("l2p", "dualprompt", "s_prompt_pp", "coda_prompt", "s_iprompt")
     },
+    **{
+        key: (source, numbers | {"view_batch.num_views": views})
+        for key, (source, numbers, views) in REHEARSAL.items()
+    },
 }
 
 # Found on held-out training digits with one view: configs/studies/embedded_rates.yaml and slca_embedded.yaml. No preset
 # for the embedded backbone decides on V, except where nothing is trained.
+NARROW = {"backbone.name": "resnet18_cifar", "backbone.channels": 16} | schedule(
+    epochs=12, batch_size=32, momentum=0
+)
 EMBEDDED: dict[str, Numbers] = {
     "slca": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
     | own(backbone_learning_rate_scale=3e-4, alignment_epochs=100, alignment_learning_rate=0.1)
@@ -222,6 +255,7 @@ EMBEDDED: dict[str, Numbers] = {
     "s_prompt_pp": schedule(optimizer="adam", learning_rate=3e-3, clip_gradient_norm=1.0),
     "coda_prompt": schedule(optimizer="adam", learning_rate=1e-2, schedule="quarter_cosine"),
     "s_iprompt": schedule(optimizer="sgd", learning_rate=0.03, schedule="cosine", weight_decay=5e-4),
+    "er": NARROW | schedule(learning_rate=0.05),
     "nearest_mean": {},
     "ran_pac": {},
     "aper": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
@@ -275,7 +309,7 @@ def test_presets__paper_is_the_appendix_or_the_reference(learner: str, dataset: 
 def test_presets__embedded_leaves_the_number_of_views_open(learner: str) -> None:
     config = config_of(learner, "digits", "embedded")
     common = schedule(epochs=4, batch_size=24) if EMBEDDED[learner] else {}
-    assert differences(config, EMBEDDED[learner] | common | {"backbone.name": SMALL}) == {}
+    assert differences(config, {"backbone.name": SMALL} | common | EMBEDDED[learner]) == {}
     if not EMBEDDED[learner]:  # nothing is trained
         assert config.view_batch.num_views == 1
     else:
@@ -287,7 +321,7 @@ def test_presets__say_where_they_have_no_part_for_the_data_set(learner: str) -> 
     for preset, settings in presets_of(learner).items():
         notes = config_of(learner, "pacs", preset).notes
         assert len(notes) == ("datasets" in settings)
-        assert all(f"'{preset}'" in note and "'pacs'" in note and "cifar100" in note for note in notes)
+        assert all(f"'{preset}'" in note and "'pacs'" in note and "cifar10" in note for note in notes)
 
 
 def test_presets__crops_of_photographs_do_not_reach_digits() -> None:

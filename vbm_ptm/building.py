@@ -59,8 +59,26 @@ def build(
         first_task, num_planned = 0, len(scenario.tasks)
     learner = build_learner(config, num_tasks=num_planned)
     learner.check_room(len(scenario.tasks))
+    _check_rehearsal(learner, scenario, is_extended=first_task > 0)
     transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
     return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
+
+
+def _check_rehearsal(learner: Learner, scenario: Scenario, *, is_extended: bool) -> None:
+    """Refuse a buffer that would be empty, or whose images are not here."""
+    if learner.rehearsal is None:
+        return
+    if is_extended:
+        raise UsageError(
+            f"learner '{learner.config.name}' trains on images of earlier tasks again, which are not part of an "
+            "extension: train all tasks in one run."
+        )
+    capacity, num_cells = learner.rehearsal.capacity, sum(len(task.classes) for task in scenario.tasks)
+    if learner.rehearsal.mode == "merged" and 0 < capacity < num_cells:
+        raise UsageError(
+            f"learner.capacity is {capacity}, but the last task would have {num_cells} classes (counted once in every "
+            f"task) to share it: take at least {num_cells}, or 0 for no buffer."
+        )
 
 
 def build_recipe(config: RunConfig) -> Recipe:

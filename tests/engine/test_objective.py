@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective, column_of
-from vbm_ptm.learners.base import LearnerOutput
+from vbm_ptm.engine.objective import ObjectiveConfig, PartSize, ViewBatchObjective, column_of
+from vbm_ptm.learners.base import LearnerOutput, ReplayOutput
+from vbm_ptm.losses import view_consistency_loss
 
 TWO_GROUPS = torch.tensor(
     [[[1, 0, -1], [0, 0, 0], [1, 0, -1]], [[0, 0, 0], [2, 0, 0], [0, 1, 0]]], dtype=torch.float64
@@ -229,3 +230,46 @@ def test_column_of__finds_positions_and_marks_what_has_none() -> None:
     assert column_of(torch.tensor([5, 7, 2, 3, 5]), columns).tolist() == [2, 0, 1, -1, 2]
     assert column_of(torch.tensor([], dtype=torch.long), columns).tolist() == []
     assert column_of(torch.tensor([1, 2]), torch.tensor([], dtype=torch.long)).tolist() == [-1, -1]
+
+
+def test_objective__averages_losses_over_all_images_of_the_step() -> None:
+    """ER's union: the mean over three rows, not the sum of two means."""
+    rows = torch.tensor([0.239545, 0.551445, 1.551445], dtype=torch.float64)
+    output = output_of(torch.tensor([[2.0, 0, 0], [0, 1, 0]]))._replace(
+        supervised=rows, replays=(ReplayOutput(torch.tensor([[0.0, 0, 1]]), {}),)
+    )
+    loss, parts = objective()(
+        output, torch.tensor([0, 1]), num_views=1, num_global_groups=2, replays=[PartSize(1, 1)]
+    )
+    assert loss.item() == pytest.approx(0.780811, abs=1e-6)
+    assert set(parts) == {"loss", "supervised", "accuracy"}
+
+
+def test_objective__pools_the_agreement_of_current_and_replayed_views() -> None:
+    """One group each, two views, and the terms of a draw over its own images."""
+    current = torch.tensor([[2.0, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    past = torch.tensor([[0.0, 0, 1], [0, 1, 0]], dtype=torch.float64)
+    terms = {
+        "replay": torch.tensor([1.551445, 1.551445]) * 0.5,
+        "dark": 0.1 * torch.tensor([0.666667, 0.666667]),
+    }
+    output = output_of(current)._replace(replays=(ReplayOutput(past, terms),))
+    loss, parts = objective()(
+        output, torch.tensor([0]), num_views=2, num_global_groups=1, replays=[PartSize(2, 1)]
+    )
+    assert parts["cross_entropy"].item() == pytest.approx(0.669079, abs=1e-6)
+    assert parts["consistency"].item() == pytest.approx((0.433040 + 0.364175) / 2, abs=1e-6)
+    assert parts["replay"].item() == pytest.approx(0.5 * 1.551445, abs=1e-6)
+    assert loss.item() == pytest.approx(0.669079 + 0.398607 + 0.5 * 1.551445 + 0.1 * 0.666667, abs=1e-5)
+
+
+def test_objective__of_one_view_in_one_part_pools_the_other_alone() -> None:
+    current = torch.randn(4, 3, dtype=torch.float64)
+    past = torch.randn(6, 3, dtype=torch.float64)
+    output = output_of(current)._replace(replays=(ReplayOutput(past, {}),))
+    _, parts = objective()(
+        output, torch.tensor([0, 1, 2, 0]), num_views=1, num_global_groups=4, replays=[PartSize(3, 2)]
+    )
+    assert parts["consistency"].item() == pytest.approx(
+        float(view_consistency_loss(past.unflatten(0, (2, 3)))), abs=1e-12
+    )

@@ -40,7 +40,11 @@ from vbm_ptm.randomness import seed_for, seeded
 pytestmark = pytest.mark.distributed
 
 NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
-QUICK = {"slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8}}
+ON_RESNET = ("finetune", "er")  # with batch norm
+QUICK: dict[str, dict[str, Any]] = {
+    "er": {"capacity": 6, "draw_size": 4},
+    "slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8},
+}
 
 # Training and test images of every class; classes of every task. Together tasks of 1, 2, 3, 7 and 8 samples, whose
 # steps leave a rank without any, and of 0, 1, 2, 3 and 7 test images.
@@ -61,6 +65,7 @@ class Cell(NamedTuple):
     optimizer: str
     precision: str = "float64"
     batchwise_prompt: bool = False
+    on_resnet: bool = False
 
 
 def cells() -> list[Cell]:
@@ -75,6 +80,7 @@ def cells() -> list[Cell]:
     chosen += [Cell("l2p", 4, sizes, 0, 1, "adam", batchwise_prompt=True) for sizes in SIZES]
     chosen += [Cell(name, 4, "7, 3, 1", 0, 2, "sgd", "float32") for name in ("finetune", "l2p")]
     chosen += [Cell(name, 4, "8, 2, 7", 0, 1, "adam", "float32") for name in ("slca", "coda_prompt")]
+    chosen += [Cell(name, 4, "8, 2, 7", 0, 1, "sgd", on_resnet=True) for name in ON_RESNET]
     return chosen
 
 
@@ -105,7 +111,10 @@ def fit(
                 {"batchwise_prompt": True} if cell.batchwise_prompt else {}
             )
             learner = new_learner(
-                cell.learner, depth=6 if cell.learner in NEEDS_SIX_BLOCKS else 2, **settings
+                cell.learner,
+                depth=6 if cell.learner in NEEDS_SIX_BLOCKS else 2,
+                on_resnet=cell.on_resnet,
+                **settings,
             )
             benchmark = benchmarks[cell.sizes]
             if is_double:

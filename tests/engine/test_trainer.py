@@ -60,11 +60,11 @@ def stopped_at(learner: Learner, task: int, step: int | None) -> None:
     """Let SIGTERM come in a training step of a task, counted from 1, or at its end."""
     forward, end_task, calls = learner.forward, learner.end_task, []
 
-    def in_a_step(images: Tensor, labels: Tensor) -> LearnerOutput:
+    def in_a_step(images: Tensor, labels: Tensor, *replays: Any) -> LearnerOutput:
         calls.append(learner.task.index)
         if calls.count(task) == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return forward(images, labels)
+        return forward(images, labels, *replays)
 
     def at_the_end(now: Any, features: Any) -> None:
         if step is None and now.index == task:

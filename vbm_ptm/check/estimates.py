@@ -13,6 +13,7 @@ from vbm_ptm.building import build_recipe
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
+from vbm_ptm.replay import cells_of, rehearsed_classes
 
 # A training image takes a forward and a backward pass, which is about three forward passes; with a frozen backbone
 # gradients still run through it to the prompts.
@@ -106,14 +107,18 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
     )
     recipe = build_recipe(config)
     num_steps = num_images = num_viewed = 0
+    cells: list[tuple[int, int]] = []
     for task in scenario.tasks:
         rows = scenario.rows_of(task, train.labels, train.domains)
+        own = train.labels[rows]
         num_viewed += len(rows)
         num_viewed += sum(
             len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
         )
         if config.learner.trains(task.index):
-            workload = recipe.workload(recipe.sampler(train.labels[rows], task_index=task.index))
+            classes = np.concatenate([own, rehearsed_classes(config.learner.rehearsal, cells)])
+            workload = recipe.workload(recipe.sampler(classes, task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images
+        cells += cells_of(own)
     return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed)

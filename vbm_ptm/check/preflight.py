@@ -23,6 +23,7 @@ from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.replay import cells_of, rehearsed_classes
 from vbm_ptm.runs.resuming import earlier_state
 
 logger = logging.getLogger(__name__)
@@ -193,19 +194,20 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
             parameters.append(parameter_counts(learner))
             stored.append(_stored_bytes(learner))
     recipe = build_recipe(config)
-    workloads = [
-        recipe.workload(recipe.sampler(benchmark.training_classes(task), task_index=task.index))
-        for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True)
-        if _num_trained(counts)
-    ]
+    workloads, cells = [], list[tuple[int, int]]()
+    for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True):
+        own = benchmark.training_classes(task)
+        if _num_trained(counts):
+            classes = np.concatenate([own, rehearsed_classes(learner.rehearsal, cells)])
+            workloads.append(recipe.workload(recipe.sampler(classes, task_index=task.index)))
+        cells += cells_of(own)
     weights = learner.backbone.weights
     keep = config.checkpoint.keep
     keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
-    train = benchmark.class_indices(benchmark.datasets.train)
     statistics = 0
     for task in benchmark.scenario.tasks[benchmark.first_task :]:
-        _, class_sizes = np.unique(train[benchmark.training_rows(task)], return_counts=True)
-        statistics += 4 * learner.statistics_size(class_sizes.tolist())
+        class_sizes = [size for _, size in cells_of(benchmark.training_classes(task))]
+        statistics += 4 * learner.statistics_size(class_sizes)
     memory = max(_training_bytes(config, counts) for counts in parameters)
     found.facts |= {
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",

@@ -5,6 +5,7 @@ Shapes: G groups, V views, N images, C colour channels, H x W pixels.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vbm_ptm.data.view_batch import (
     MultiViewDataset,
+    ReplayPart,
     StepPart,
     ViewBatch,
     ViewBatchSampler,
@@ -85,18 +87,26 @@ class Loaders:
     num_ranks: int = 1
     pin_memory: bool = False
 
-    def training(self, task: Task, sampler: ViewBatchSampler, *, strong_share: float = 0.0) -> TrainLoader:
+    def training(
+        self,
+        task: Task,
+        sampler: ViewBatchSampler,
+        *,
+        rows: Integers | None = None,
+        strong_share: float = 0.0,
+    ) -> TrainLoader:
         """Return a loader of this rank's part of every step of a task, for all its epochs.
 
         Args:
             task: What to train on.
-            sampler: Decides the steps; its positions count the training rows of the task.
+            sampler: Decides the steps; its positions count the training rows.
+            rows: Training rows; None for those of the task alone.
             strong_share: Part of the images that are strong, with one view.
         """
         train = self.benchmark.datasets.train
         dataset = MultiViewDataset(
             train,
-            rows=self.benchmark.training_rows(task),
+            rows=self.benchmark.training_rows(task) if rows is None else rows,
             class_indices=self.benchmark.class_indices(train),
             transforms=self.benchmark.transforms,
             num_views=sampler.num_views,
@@ -166,9 +176,18 @@ class TrainLoader:
         self._parts = parts
         self._loader = loader
 
-    def set_epoch(self, epoch: int, *, start_step: int = 0) -> None:
-        """Choose the epoch, from 0, and its first step to load (other than 0 when a run goes on)."""
-        self._parts.set_epoch(epoch, start_step=start_step)
+    def set_epoch(
+        self, epoch: int, *, start_step: int = 0, replays: Sequence[tuple[ReplayPart, ...]] = ()
+    ) -> None:
+        """Choose what to load.
+
+        Args:
+            epoch: From 0.
+            start_step: First step, other than 0 when a run goes on.
+            replays: Draws of past samples for every step from the first one on, over all ranks; none if empty. Steps
+                behind the last one are not loaded.
+        """
+        self._parts.set_epoch(epoch, start_step=start_step, replays=replays)
 
     def __len__(self) -> int:
         """Return the number of steps that are left in the epoch."""
@@ -186,10 +205,12 @@ class _RankParts:
         self._rank = rank
         self._num_ranks = num_ranks
         self._start_step = 0
+        self._replays: Sequence[tuple[ReplayPart, ...]] = ()
 
-    def set_epoch(self, epoch: int, *, start_step: int) -> None:
+    def set_epoch(self, epoch: int, *, start_step: int, replays: Sequence[tuple[ReplayPart, ...]]) -> None:
         self._sampler.set_epoch(epoch)
         self._start_step = start_step
+        self._replays = replays
 
     def __len__(self) -> int:
         return max(0, len(self._sampler) - self._start_step)
@@ -198,9 +219,11 @@ class _RankParts:
         steps = [
             (self._sampler.draw_of(step), positions) for step, positions in enumerate(self._sampler.steps())
         ]
-        for draw, positions in steps[self._start_step :]:
+        replays = self._replays or itertools.repeat(())
+        for (draw, positions), replayed in zip(steps[self._start_step :], replays, strict=False):
             first, last = chunk(len(positions), self._rank, self._num_ranks)
-            yield StepPart(draw, positions[first:last], len(positions))
+            own = tuple(part.of_rank(self._rank, self._num_ranks) for part in replayed)
+            yield StepPart(draw, positions[first:last], len(positions), own)
 
 
 class EvaluationBatch(NamedTuple):

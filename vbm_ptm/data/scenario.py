@@ -27,6 +27,8 @@ class Task:
         new_classes: Those that occur for the first time; always the next indices in order.
         num_seen_classes: Classes seen up to and with this task.
         domain: Name of its domain in the domain-incremental scenario.
+        num_planned_classes: Classes of the whole run as planned, for methods whose head has a column for each from the
+            beginning; 0 where it is not known.
     """
 
     index: int
@@ -34,6 +36,7 @@ class Task:
     new_classes: tuple[int, ...]
     num_seen_classes: int
     domain: str | None = None
+    num_planned_classes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -89,11 +90,13 @@ def build_scenario(
     class_index_of_label = np.empty(len(order), dtype=np.int64)
     class_index_of_label[order] = np.arange(len(order))
     class_index_of_label.flags.writeable = False
+    tasks = tuple(replace(task, num_planned_classes=len(order)) for task in tasks)
     everything = tuple(range(len(order)))
+    whole = Task(0, everything, everything, len(order), num_planned_classes=len(order))
     return Scenario(
         kind=config.kind,
         class_names=tuple(class_names[label] for label in order),
-        tasks=(Task(0, everything, everything, len(order)),) if config.kind == "joint" else tasks,
+        tasks=(whole,) if config.kind == "joint" else tasks,
         evaluation_tasks=tasks,
         class_index_of_label=class_index_of_label,
     )

@@ -9,6 +9,7 @@ Shapes: G groups, V views, N images, C colour channels, H x W pixels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -173,12 +174,16 @@ class ViewBatch:
         labels: (G,) int64 class indices.
         sample_ids: (G,) int64 row numbers in the whole training split.
         num_global_groups: Groups of the step over all ranks; the mean of a loss is taken over these.
+        slots: (G,) int64 of a replay draw: where the buffer holds each sample; None for current samples.
+        replays: Draws of past samples that the step has beside these current ones.
     """
 
     images: Tensor
     labels: Tensor
     sample_ids: Tensor
     num_global_groups: int
+    slots: Tensor | None = None
+    replays: tuple[ViewBatch, ...] = ()
 
     @property
     def num_groups(self) -> int:
@@ -191,16 +196,58 @@ class ViewBatch:
         return self.images.shape[1]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ViewBatch:
-        """Return the batch with images and labels on a device; row numbers stay where they are read."""
-        return replace(
-            self,
-            images=self.images.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
+        """Return the batch with images, labels and slots on a device; row numbers stay where they are read."""
+        return self._map(
+            lambda tensor: tensor.to(device, non_blocking=non_blocking),
+            lambda replayed: replayed.to(device, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> ViewBatch:
         """Return the batch with images and labels in page-locked memory (a data loader calls this)."""
-        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
+        return self._map(Tensor.pin_memory, ViewBatch.pin_memory)
+
+    def groups(self, bounds: slice) -> ViewBatch:
+        """Return some of the groups, without replays."""
+        slots = None if self.slots is None else self.slots[bounds]
+        return ViewBatch(
+            self.images[bounds], self.labels[bounds], self.sample_ids[bounds], self.num_global_groups, slots
+        )
+
+    def _map(
+        self, of_tensor: Callable[[Tensor], Tensor], of_replay: Callable[[ViewBatch], ViewBatch]
+    ) -> ViewBatch:
+        return replace(
+            self,
+            images=of_tensor(self.images),
+            labels=of_tensor(self.labels),
+            slots=None if self.slots is None else of_tensor(self.slots),
+            replays=tuple(of_replay(replayed) for replayed in self.replays),
+        )
+
+
+class ReplayPart(NamedTuple):
+    """One draw of past samples for a step, or one rank's part of it.
+
+    Attributes:
+        step: Step of the task, over all its epochs.
+        draw: Which of the step's draws.
+        rows: Row numbers in the training split.
+        slots: Where the buffer holds them.
+        num_views: Views of each.
+        num_global_groups: Samples of the draw over all ranks.
+    """
+
+    step: int
+    draw: int
+    rows: list[int]
+    slots: list[int]
+    num_views: int
+    num_global_groups: int
+
+    def of_rank(self, rank: int, num_ranks: int) -> ReplayPart:
+        """Return the part of one rank."""
+        first, last = chunk(len(self.rows), rank, num_ranks)
+        return self._replace(rows=self.rows[first:last], slots=self.slots[first:last])
 
 
 class StepPart(NamedTuple):
@@ -209,6 +256,7 @@ class StepPart(NamedTuple):
     draw: int
     positions: list[int]
     num_global_groups: int
+    replays: tuple[ReplayPart, ...] = ()
 
 
 class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
@@ -272,13 +320,34 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
             torch.tensor([label for _, label, _ in samples], dtype=torch.int64),
             torch.tensor([row for _, _, row in samples], dtype=torch.int64),
             part.num_global_groups,
+            replays=tuple(self._replay(replayed, like=images) for replayed in part.replays),
         )
 
-    def _view(self, image: Image.Image, *, draw: int, row: int, view: int) -> Tensor:
+    def _replay(self, part: ReplayPart, *, like: Tensor) -> ViewBatch:
+        """Return a draw of past samples; a row that comes back within an epoch has other views each time."""
+        purpose = f"replay view {part.draw}"
+        groups = [
+            torch.stack(
+                [
+                    self._view(image, purpose, draw=part.step, row=row, view=view)
+                    for view in range(part.num_views)
+                ]
+            )
+            for row, image in ((row, self.split.image(row)) for row in part.rows)
+        ]
+        return ViewBatch(
+            torch.stack(groups) if groups else like.new_zeros(0, part.num_views, *like.shape[2:]),
+            torch.tensor([int(self.class_indices[row]) for row in part.rows], dtype=torch.int64),
+            torch.tensor(part.rows, dtype=torch.int64),
+            part.num_global_groups,
+            slots=torch.tensor(part.slots, dtype=torch.int64),
+        )
+
+    def _view(self, image: Image.Image, purpose: str = "view", *, draw: int, row: int, view: int) -> Tensor:
         is_strong = view > 0 or self._is_strong(row, draw)
         transform = self.transforms.strong if is_strong else self.transforms.weak
         with seeded(
-            seed_for("view", seed=self.seed, task=self.task_index, epoch=draw, sample=row, view=view)
+            seed_for(purpose, seed=self.seed, task=self.task_index, epoch=draw, sample=row, view=view)
         ):
             return transform(image)
 

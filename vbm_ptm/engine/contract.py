@@ -20,7 +20,7 @@ from vbm_ptm.learners.base import Learner, LearnerOutput
 
 # What the objective and the log call their own values.
 RESERVED_TERMS = frozenset(
-    {"loss", "cross_entropy", "consistency", "accuracy", "gradient_norm"}
+    {"loss", "cross_entropy", "supervised", "consistency", "accuracy", "gradient_norm"}
     | {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
 )
 

@@ -5,6 +5,9 @@ Shapes: G groups of this rank, V views, N = G * V images, K columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -30,13 +33,31 @@ class ObjectiveConfig(Settings):
     start_epoch: int = Field(default=0, ge=0)
 
 
+class PartSize(NamedTuple):
+    """How large a part of a step is, over all ranks: its current samples, or one draw of past ones."""
+
+    num_views: int
+    num_global_groups: int
+
+    @property
+    def num_images(self) -> int:
+        """G * V."""
+        return self.num_global_groups * self.num_views
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a weak and a strong view."""
+        return self.num_global_groups * (self.num_views - 1)
+
+
 class ViewBatchObjective:
     """Cross-entropy over all views + weight * KL(weak || strong) + the learner's own terms.
 
     View-batch model (CVPR 2025), equation 3 and the objective below it. Every term is summed over the rows of this
     rank and divided by the rows of the global step times 1 / ranks, so that the average of the ranks' gradients is
     the gradient of the global mean, however the groups are spread. The micro-batches of a step, summed, give the
-    loss of the whole step. With one view it is the baseline's loss.
+    loss of the whole step. With one view it is the baseline's loss. The views of replayed samples agree like those of
+    current ones: one mean over the pairs of all parts of the step.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
@@ -52,6 +73,7 @@ class ViewBatchObjective:
         num_global_groups: int,
         num_ranks: int = 1,
         num_micro_batches: int = 1,
+        replays: Sequence[PartSize] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this rank's loss and its detached parts by name, "accuracy" among them.
 
@@ -63,27 +85,39 @@ class ViewBatchObjective:
             num_global_groups: Groups of the step over all ranks.
             num_ranks: Ranks whose gradients will be averaged.
             num_micro_batches: Parts of this rank's step whose losses will be summed.
+            replays: Size of each draw in ``output.replays``.
         """
         logits = output.logits
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         targets = column_of(labels, output.columns).repeat_interleave(num_views)
-        per_image = num_ranks / (num_global_groups * num_views)
+        size = PartSize(num_views, num_global_groups)
+        per_image = num_ranks / size.num_images
 
-        parts = {"cross_entropy": F.cross_entropy(logits, targets, reduction="sum") * per_image}
-        if num_views > 1:
-            grouped = logits.unflatten(0, (-1, num_views))
-            divergence = view_divergence(grouped, detach_weak=self.config.detach_weak)
-            per_pair = num_ranks / (num_global_groups * (num_views - 1))
+        if output.supervised is None:
+            parts = {"cross_entropy": F.cross_entropy(logits, targets, reduction="sum") * per_image}
+        else:
+            num_images = size.num_images + sum(replay.num_images for replay in replays)
+            parts = {"supervised": output.supervised.sum() * (num_ranks / num_images)}
+        seen = [(logits, size), *zip((replay.logits for replay in output.replays), replays, strict=True)]
+        if num_pairs := sum(part.num_pairs for _, part in seen):
+            divergences = [self._divergence(values, part) for values, part in seen if part.num_pairs]
             weight = self.config.consistency_weight if epoch >= self.config.start_epoch else 0.0
-            parts["consistency"] = divergence.sum() * (weight * per_pair)
+            parts["consistency"] = torch.stack(divergences).sum() * (weight * (num_ranks / num_pairs))
         for name, value in output.auxiliary.items():
             parts[name] = value.sum() * per_image if value.dim() else value / num_micro_batches
+        for replay, part in zip(output.replays, replays, strict=True):
+            for name, value in replay.terms.items():
+                parts[name] = value.sum() * (num_ranks / part.num_images)
         loss = torch.stack(list(parts.values())).sum()
 
         report = {"loss": loss, **parts}
         report["accuracy"] = (logits.argmax(1) == targets).sum() * per_image
         return loss, {name: value.detach() for name, value in report.items()}
+
+    def _divergence(self, logits: Tensor, size: PartSize) -> Tensor:
+        grouped = logits.unflatten(0, (-1, size.num_views))
+        return view_divergence(grouped, detach_weak=self.config.detach_weak).sum()
 
 
 def column_of(labels: Tensor, columns: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ Shapes: G groups of this rank, V views, N = G * V images.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import ViewBatch, ViewBatchConfig, chunk
 from vbm_ptm.engine.contract import check_output, check_terms
+from vbm_ptm.engine.objective import PartSize
 from vbm_ptm.engine.optimization import (
     build_optimizer,
     load_optimizer_tensors,
@@ -28,8 +30,9 @@ from vbm_ptm.engine.optimization import (
 )
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
+from vbm_ptm.engine.replay_planner import ReplayPlanner, StepPlan
 from vbm_ptm.engine.view_queries import view_queries
-from vbm_ptm.learners.base import Learner, LearnerOutput
+from vbm_ptm.learners.base import Learner, LearnerOutput, Replay
 from vbm_ptm.randomness import seed_for, seed_step
 
 Integers = npt.NDArray[np.int64]
@@ -45,6 +48,7 @@ class TaskTraining:
         loaders: Bring the training images.
         accelerator: Devices, ranks and precision.
         readings: Receives the loss parts of every step.
+        planner: Decides the draws of past samples; None for a learner without a stream.
 
     Attributes:
         epoch: Epoch of the next step, from 0.
@@ -63,6 +67,7 @@ class TaskTraining:
         loaders: Loaders,
         accelerator: Accelerator,
         readings: Readings,
+        planner: ReplayPlanner | None = None,
     ) -> None:
         self.learner = learner
         self.task = task
@@ -70,14 +75,19 @@ class TaskTraining:
         self.loaders = loaders
         self.accelerator = accelerator
         self.readings = readings
-        self.rows = loaders.benchmark.training_rows(task)
+        self.planner = planner
+        benchmark = loaders.benchmark
+        self.rows = np.concatenate([benchmark.training_rows(task), learner.rehearsed_rows().numpy()])
         self.groups = learner.parameter_groups()
-        self.sampler = recipe.sampler(loaders.benchmark.training_classes(task), task_index=task.index)
+        self.sampler = recipe.sampler(
+            benchmark.class_indices(benchmark.datasets.train)[self.rows], task_index=task.index
+        )
         self.num_planned_steps = recipe.workload(self.sampler).num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
         self.visits: Integers = np.zeros(len(self.rows), dtype=np.int64)
         self._optimizer: torch.optim.Optimizer | None = None
         self._restored: Mapping[str, Tensor] = {}
+        self._weak_logits: list[Tensor] = []
 
     @property
     def num_views(self) -> int:
@@ -94,7 +104,7 @@ class TaskTraining:
         if self.is_complete:
             return
         loader = self.loaders.training(
-            self.task, self.sampler, strong_share=self.recipe.view_batch.strong_share
+            self.task, self.sampler, rows=self.rows, strong_share=self.recipe.view_batch.strong_share
         )
         self.learner.train()
         self._optimizer = build_optimizer(self.recipe.optimization, self.groups)
@@ -107,12 +117,17 @@ class TaskTraining:
             model, optimizer = self.accelerator.prepare(forward, self._optimizer)
         while not self.is_complete:
             epoch = self.epoch
-            loader.set_epoch(epoch, start_step=self.step)
+            self.sampler.set_epoch(epoch)
+            steps = self.sampler.steps()[self.step :]
+            plans = self._plan(steps[: self.num_planned_steps - self.num_steps])
+            loader.set_epoch(epoch, start_step=self.step, replays=[plan.draws for plan in plans])
             set_learning_rate(
                 optimizer, self.recipe.optimization, epoch, cycle_length=self.sampler.cycle_length
             )
-            for positions, batch in zip(self.sampler.steps()[self.step :], loader, strict=True):
+            for number, (positions, batch) in enumerate(zip(steps, loader, strict=True)):
                 self._take_step(model, optimizer, positions, batch)
+                if plans:
+                    self._remember(plans[number], num_groups=len(positions))
                 self._advance(positions)
                 yield epoch
                 if self.is_complete:
@@ -138,14 +153,40 @@ class TaskTraining:
     def load_state(self, state: Mapping[str, Any], optimizer: Mapping[str, Tensor]) -> None:
         """Go on where ``state`` and ``optimizer_tensors`` were taken; what has been counted is counted again."""
         for epoch in range(state["epoch"] + 1):
+            self.epoch = epoch
             self.sampler.set_epoch(epoch)
             is_over = epoch < state["epoch"]
-            for positions in self.sampler.steps()[: None if is_over else state["step"]]:
+            steps = self.sampler.steps()[: None if is_over else state["step"]]
+            self._plan(steps)
+            for positions in steps:
                 self._count(positions)
         self.epoch, self.step = state["epoch"], state["step"]
         assert self.num_steps == state["num_steps"]
         self.readings.load_state(state["readings"])
         self._restored = optimizer
+
+    def _plan(self, steps: Sequence[Sequence[int]]) -> list[StepPlan]:
+        """Decide the draws of the steps that follow; nothing where the learner has no stream."""
+        if self.planner is None:
+            return []
+        rows = [self.rows[list(positions)].tolist() for positions in steps]
+        return self.planner.plan(rows, task=self.task.index, epoch=self.epoch, first_step=self.num_steps)
+
+    def _remember(self, plan: StepPlan, *, num_groups: int) -> None:
+        """Hand the learner the weak views' logits of what has entered the buffer; all ranks get all of them."""
+        if not (plan.admissions and self._weak_logits):
+            return
+        logits = torch.cat(self._weak_logits)
+        num_ranks = self.accelerator.num_processes
+        first, last = chunk(num_groups, self.accelerator.process_index, num_ranks)
+        admitted = logits.new_zeros(len(plan.admissions), logits.shape[1])
+        for number, (position, _) in enumerate(plan.admissions):
+            if first <= position < last:
+                admitted[number] = logits[position - first]
+        if num_ranks > 1:
+            admitted = self.accelerator.reduce(admitted, reduction="sum")
+        slots = torch.tensor([slot for _, slot in plan.admissions]).to(logits.device, non_blocking=True)
+        self.learner.remember(slots, admitted)
 
     def _take_step(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
@@ -182,15 +223,18 @@ class TaskTraining:
         """Leave the gradient of the whole step with the parameters; return the loss parts, those of the whole step."""
         micro_batches = cut_into_micro_batches(batch, self.recipe.optimization.gradient_accumulation_steps)
         totals: dict[str, Tensor] = {}
+        self._weak_logits.clear()
         for number, micro_batch in enumerate(micro_batches, start=1):
             here = micro_batch.to(self.accelerator.device, non_blocking=True)
             # Ranks share their gradients once a step.
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.accelerator.no_sync(model):
-                images, labels = here.images.flatten(0, 1), here.labels.repeat_interleave(self.num_views)
-                output = model(images, labels)
+                images, labels = flattened(here)
+                output = model(images, labels, tuple(Replay(*flattened(draw)) for draw in here.replays))
                 if self.num_steps or number > 1:
-                    check_terms(output.auxiliary)
+                    check_terms(
+                        [*output.auxiliary, *(name for draw in output.replays for name in draw.terms)]
+                    )
                 else:
                     self._check_first(output, num_images=len(images))
                 loss, parts = self.recipe.objective(
@@ -201,8 +245,11 @@ class TaskTraining:
                     num_global_groups=here.num_global_groups,
                     num_ranks=self.accelerator.num_processes,
                     num_micro_batches=len(micro_batches),
+                    replays=[PartSize(draw.num_views, draw.num_global_groups) for draw in here.replays],
                 )
                 self.accelerator.backward(loss)
+            if self.learner.rehearsal and self.learner.rehearsal.remembers_logits:
+                self._weak_logits.append(output.logits.detach()[:: self.num_views])
             totals = {name: totals[name] + value for name, value in parts.items()} if totals else parts
         return totals
 
@@ -241,11 +288,20 @@ class TaskTraining:
 
 def cut_into_micro_batches(batch: ViewBatch, count: int) -> list[ViewBatch]:
     """Return micro-batches of whole groups whose sizes differ by at most one; some may be empty."""
-    parts = [slice(*chunk(batch.num_groups, number, count)) for number in range(count)]
+
+    def part_of(whole: ViewBatch, number: int) -> ViewBatch:
+        return whole.groups(slice(*chunk(whole.num_groups, number, count)))
+
     return [
-        ViewBatch(batch.images[part], batch.labels[part], batch.sample_ids[part], batch.num_global_groups)
-        for part in parts
+        replace(part_of(batch, number), replays=tuple(part_of(draw, number) for draw in batch.replays))
+        for number in range(count)
     ]
+
+
+def flattened(batch: ViewBatch) -> tuple[Tensor, ...]:
+    """Return images (N,C,H,W), labels (N,) and, of a draw, slots (N,), the views of a group side by side."""
+    columns = (batch.labels,) if batch.slots is None else (batch.labels, batch.slots)
+    return batch.images.flatten(0, 1), *(column.repeat_interleave(batch.num_views) for column in columns)
 
 
 class _TrainingForward(nn.Module):
@@ -257,8 +313,12 @@ class _TrainingForward(nn.Module):
         self.view_batch = view_batch
         self.num_views = num_views
 
-    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
-        queries = view_queries(self.learner, images, num_views=self.num_views, config=self.view_batch)
-        arguments = (images, labels) if queries is None else (images, labels, queries)
-        output: LearnerOutput = self.learner(*arguments)
+    def forward(self, images: Tensor, labels: Tensor, replays: tuple[Replay, ...]) -> LearnerOutput:
+        rehearsal = self.learner.rehearsal
+        more: tuple[Any, ...] = ()
+        if rehearsal is not None and rehearsal.mode == "stream":
+            more = (replays,)
+        elif queries := view_queries(self.learner, images, num_views=self.num_views, config=self.view_batch):
+            more = (queries,)
+        output: LearnerOutput = self.learner(images, labels, *more)
         return output

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from pydantic import Field, field_validator
@@ -28,11 +29,13 @@ from vbm_ptm.engine.fingerprint import TaskFingerprints
 from vbm_ptm.engine.interruption import STOP_SIGNALS, StopRequest, StopSignal
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
+from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_report
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.replay import cells_of, rehearsed_classes
 from vbm_ptm.settings import PrecisionSetting, Settings
 from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.storage.save_schedule import SaveSchedule
@@ -107,6 +110,12 @@ class Trainer:
         self.schedule = schedule
         self.stop = stop
         self.evaluator = Evaluator(accelerator, loaders)
+        rehearsal = learner.rehearsal
+        self.planner = (
+            ReplayPlanner(rehearsal, num_views=recipe.view_batch.views_per_group, seed=recipe.seed)
+            if rehearsal is not None and rehearsal.mode == "stream"
+            else None
+        )
         self.matrix = AccuracyMatrix()
         self.records: list[TaskRecord] = []
         self._has_shown_parameters = False
@@ -183,7 +192,7 @@ class Trainer:
             num_test_images=sum(cell.total for cell in cells),
             min_visits=int(training.visits.min(initial=training.num_steps)),
             max_visits=int(training.visits.max(initial=0)),
-            learner_report=self.learner.report(task),
+            learner_report=self.learner.report(task) | self._rehearsal_report(),
             parameters=parameters,
             frozen_sha256=prints.frozen_sha256,
             trained_sha256=prints.trained_sha256,
@@ -215,6 +224,7 @@ class Trainer:
             loaders=self.loaders,
             accelerator=self.accelerator,
             readings=readings,
+            planner=self._planner_before(task),
         )
         if not training.num_planned_steps:
             display.advance(self._steps_of(task))  # planned before anybody could know
@@ -245,6 +255,31 @@ class Trainer:
             self._show_step(training, self._where(task, epoch), display)
             self._between_steps(training, started)
         return training, time.monotonic() - started
+
+    def _planner_before(self, task: Task) -> ReplayPlanner | None:
+        """Return what decides the draws, after it has seen the steps of all tasks before this one."""
+        planner = self.planner
+        if planner is None:
+            return None
+        for record in self.records[planner.num_tasks : task.index]:
+            earlier = self.benchmark.scenario.tasks[record.task_index]
+            rows = self.benchmark.training_rows(earlier)
+            classes = self.benchmark.training_classes(earlier)
+            sampler = self.recipe.sampler(classes, task_index=earlier.index)
+            planner.walk(sampler, rows, task=earlier.index, num_steps=record.num_steps)
+        return planner
+
+    def _rehearsal_report(self) -> dict[str, Any]:
+        """Return what the buffer holds, for the record of the task."""
+        if self.learner.rehearsal is None:
+            return {}
+        classes = self.benchmark.class_indices(self.benchmark.datasets.train)
+        if self.planner is not None:
+            report = self.planner.report(classes)
+            self.planner.finish_task()
+            return {"buffer": report}
+        rows = self.learner.rehearsed_rows()
+        return {"buffer": buffer_report(rows.tolist(), classes, capacity=self.learner.rehearsal.capacity)}
 
     def _show_step(self, training: TaskTraining, where: str, display: ProgressDisplay) -> None:
         """Show what is known of the step that was taken last."""
@@ -316,8 +351,11 @@ class Trainer:
     def _steps_of(self, task: Task) -> int:
         if not self.learner.config.trains(task.index):
             return 0
-        sampler = self.recipe.sampler(self.benchmark.training_classes(task), task_index=task.index)
-        return self.recipe.workload(sampler).num_steps
+        classes = self.benchmark.training_classes(task)
+        earlier = self.benchmark.scenario.tasks[: task.index]
+        cells = [cell for each in earlier for cell in cells_of(self.benchmark.training_classes(each))]
+        together = np.concatenate([classes, rehearsed_classes(self.learner.rehearsal, cells)])
+        return self.recipe.workload(self.recipe.sampler(together, task_index=task.index)).num_steps
 
     def _tracker_step(self) -> int:
         """Return the steps of finished tasks, each task counted as one more: trackers drop what does not rise."""

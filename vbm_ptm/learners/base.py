@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vbm_ptm.backbones import Backbone, PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
+from vbm_ptm.replay import Rehearsal
 from vbm_ptm.settings import Settings
 
 # What a query serves for in training: choosing or mixing prompts, and drawing keys near.
@@ -38,9 +39,40 @@ class LearnerConfig(Settings):
         return self.trained_tasks == "all" or (self.trained_tasks == "first" and task_index == 0)
 
     @property
+    def rehearsal(self) -> Rehearsal | None:
+        """What the method asks for to see past images again; None: nothing."""
+        return None
+
+    @property
     def needs_whole_steps(self) -> bool:
         """Whether what an image is given in training depends on the others of its step: it cannot be accumulated."""
         return False
+
+
+class Replay(NamedTuple):
+    """A draw of past images that a step has beside its own.
+
+    Attributes:
+        images: (R, C, H, W) float.
+        labels: (R,) int64 class indices.
+        slots: (R,) int64, where the buffer holds each image.
+    """
+
+    images: Tensor
+    labels: Tensor
+    slots: Tensor
+
+
+class ReplayOutput(NamedTuple):
+    """What a training forward returns of one draw.
+
+    Attributes:
+        logits: (R, K) scores whose views should agree.
+        terms: Signed and weighted losses (R,) by name, averaged over the images of the draw.
+    """
+
+    logits: Tensor
+    terms: dict[str, Tensor]
 
 
 class LearnerOutput(NamedTuple):
@@ -52,11 +84,16 @@ class LearnerOutput(NamedTuple):
             ``Learner.task_columns``, the classes of the current task.
         auxiliary: Signed and weighted terms by name: (N,) is averaged over the images of the global
             step, () is a term of the parameters alone and counts as it is.
+        supervised: Losses that stand in for the cross-entropy, one for each image of the step, those of its draws
+            behind the N current ones; averaged over all of them.
+        replays: One for each draw.
     """
 
     logits: Tensor
     columns: Tensor
     auxiliary: dict[str, Tensor]
+    supervised: Tensor | None = None
+    replays: tuple[ReplayOutput, ...] = ()
 
 
 class Queries(NamedTuple):
@@ -146,6 +183,12 @@ class Learner(nn.Module):
         self.backbone.requires_grad_(False)
 
     @property
+    def rehearsal(self) -> Rehearsal | None:
+        """What the method asks for to see past images again."""
+        asked: Rehearsal | None = self.config.rehearsal
+        return asked
+
+    @property
     def task(self) -> Task:
         """The task that was begun last."""
         return self.tasks[-1]
@@ -181,12 +224,23 @@ class Learner(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return what the objective needs for a training step.
 
+        A learner whose ``rehearsal`` is a stream takes a third argument, ``replays``: the step's draws, a tuple of
+        ``Replay`` that is empty as long as the buffer is.
+
         Args:
             images: (N, C, H, W) float, any mixture of views; N may be 0.
             labels: (N,) int64 class indices.
 
         A learner with ``query_roles`` also takes ``queries: Queries | None = None``, in place of each image's own.
         """
+        raise NotImplementedError
+
+    def rehearsed_rows(self) -> Tensor:
+        """Return the rows (n,) of the training split that the next task is trained on beside its own."""
+        return torch.zeros(0, dtype=torch.int64)
+
+    def remember(self, slots: Tensor, logits: Tensor) -> None:
+        """Keep the logits (n, K) of images that have entered the buffer in these slots (n,)."""
         raise NotImplementedError
 
     def query(self, images: Tensor) -> Tensor:

@@ -338,6 +338,7 @@ def task_from(values: Mapping[str, Any]) -> Task:
         new_classes=tuple(values["new_classes"]),
         num_seen_classes=values["num_seen_classes"],
         domain=values["domain"],
+        num_planned_classes=values.get("num_planned_classes", 0),
     )
 
 

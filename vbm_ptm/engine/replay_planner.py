@@ -1,0 +1,124 @@
+"""Which past samples each step sees again: decided ahead of the loaders, from the stream of rows alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vbm_ptm.data.view_batch import Integers, ReplayPart, ViewBatchSampler
+from vbm_ptm.replay import Admission, Rehearsal, Reservoir
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step has beside its current samples, over all ranks.
+
+    Attributes:
+        draws: Past samples; empty while the buffer is.
+        admissions: Which current samples the buffer holds after the step, and where.
+    """
+
+    draws: tuple[ReplayPart, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+
+
+class ReplayPlanner:
+    """Fills a reservoir with the samples of every step, after the step has drawn from it.
+
+    A sample is offered once, however many views it has. Nothing here depends on the model, so a run that goes on walks
+    through the steps that it has taken and has the same buffer again.
+
+    Args:
+        rehearsal: What the learner asks for.
+        num_views: V of replayed samples.
+        seed: Training seed.
+
+    Attributes:
+        num_tasks: Finished tasks that the buffer has seen.
+        num_replayed: Images that were drawn in the task in progress, over all ranks.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, *, num_views: int, seed: int) -> None:
+        self.rehearsal = rehearsal
+        self.num_views = num_views
+        self.reservoir = Reservoir(rehearsal.capacity, seed=seed, is_distinct=rehearsal.is_distinct)
+        self.num_tasks = 0
+        self.num_replayed = 0
+
+    @property
+    def records_per_draw(self) -> int:
+        """Samples in a draw from a full buffer: its size counts images."""
+        return max(1, round(self.rehearsal.draw_size / self.num_views))
+
+    def plan(
+        self, steps: Sequence[Sequence[int]], *, task: int, epoch: int, first_step: int
+    ) -> list[StepPlan]:
+        """Decide the draws of the steps of an epoch, and admit what they show.
+
+        Args:
+            steps: Row numbers of the current samples of each step.
+            task: Index of the task.
+            epoch: Epoch of the task.
+            first_step: Steps of the task before these.
+        """
+        plans = []
+        for number, rows in enumerate(steps, start=first_step):
+            draws = self._draws(task, number) if len(self.reservoir) else ()
+            self.num_replayed += sum(len(draw.rows) * draw.num_views for draw in draws)
+            plans.append(StepPlan(draws, tuple(self.reservoir.offer(rows, task=task, epoch=epoch))))
+        return plans
+
+    def finish_task(self) -> None:
+        """Go on to the next task."""
+        self.num_tasks += 1
+        self.num_replayed = 0
+
+    def walk(self, sampler: ViewBatchSampler, rows: Integers, *, task: int, num_steps: int) -> None:
+        """Show the reservoir the steps of a finished task, without drawing from it.
+
+        Args:
+            sampler: The steps of the task.
+            rows: Its row numbers, by the sampler's positions.
+            task: Index of the task.
+            num_steps: Steps that were taken.
+        """
+        left = num_steps
+        for epoch in itertools.count():
+            if not left:
+                break
+            sampler.set_epoch(epoch)
+            for positions in sampler.steps()[:left]:
+                self.reservoir.offer(rows[positions].tolist(), task=task, epoch=epoch)
+                left -= 1
+        self.finish_task()
+
+    def report(self, classes: Integers) -> dict[str, Any]:
+        """Return what the buffer holds, as JSON values.
+
+        Args:
+            classes: Class index of every row of the training split.
+        """
+        report = buffer_report(self.reservoir.rows, classes, capacity=self.rehearsal.capacity)
+        return report | {"replayed_images": self.num_replayed}
+
+    def _draws(self, task: int, step: int) -> tuple[ReplayPart, ...]:
+        rows, draws = self.reservoir.rows, []
+        for draw in range(self.rehearsal.draws):
+            slots = self.reservoir.draw(self.records_per_draw, task=task, step=step, part=draw)
+            own = [rows[slot] for slot in slots]
+            draws.append(ReplayPart(step, draw, own, slots, self.num_views, len(slots)))
+        return tuple(draws)
+
+
+def buffer_report(rows: Sequence[int], classes: Integers, *, capacity: int) -> dict[str, Any]:
+    """Return what a buffer of these rows of the training split holds, as JSON values."""
+    counts = Counter(int(classes[row]) for row in rows)
+    return {
+        "capacity": capacity,
+        "stored": len(rows),
+        "distinct": len(set(rows)),
+        "per_class": {str(label): counts[label] for label in sorted(counts)},
+    }

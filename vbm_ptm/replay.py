@@ -1,0 +1,247 @@
+"""Buffers of past images, kept as row numbers of the training split: which rows a learner may see again.
+
+All images of a run lie on disk, so nothing copies pixels: a record is a row number, and a replayed image takes the same
+way to the device as any other. A ``Reservoir`` depends on the stream of rows alone, never on the model; an
+``ExemplarSet`` is chosen by features and is part of the learner's state.
+Shapes: n images, D width, M capacity in images.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vbm_ptm.randomness import seed_for
+
+# Distances that differ by less are equal: rounding must not choose an exemplar.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a method asks of the engine to see past images again; it never sees a loader.
+
+    Attributes:
+        mode: "stream": each step has draws from a reservoir beside its current images; "merged": the exemplars of
+            earlier tasks are training images of the task like its own.
+        capacity: M, images that are kept.
+        draws: Of "stream": independent draws per step.
+        draw_size: Of "stream": images per draw, views counted.
+        remembers_logits: Of "stream": the learner keeps the logits of every record.
+        is_distinct: Of "stream": a row is kept once at most; else each of its presentations may be kept.
+    """
+
+    mode: Literal["stream", "merged"]
+    capacity: int
+    draws: int = 0
+    draw_size: int = 32
+    remembers_logits: bool = False
+    is_distinct: bool = False
+
+
+class Admission(NamedTuple):
+    """A row that enters the reservoir: its position in what was offered, and the slot it takes."""
+
+    position: int
+    slot: int
+
+
+class Reservoir:
+    """A uniform sample of a stream: the presentations with the M smallest keys.
+
+    A key is a hash of (seed, task, epoch, row), so the sample depends neither on the order of arrival nor on how the
+    stream is cut into steps or spread over ranks, and no random state has to be kept. It has the law of reservoir
+    sampling over presentations, where a row may be held several times.
+
+    Args:
+        capacity: M.
+        seed: Training seed.
+        is_distinct: Give all presentations of a row one key, so that it is held once at most.
+    """
+
+    def __init__(self, capacity: int, *, seed: int, is_distinct: bool = False) -> None:
+        if capacity < 1:
+            raise ValueError(f"a reservoir holds at least 1 image, not {capacity}")
+        self.capacity = capacity
+        self.seed = seed
+        self.is_distinct = is_distinct
+        self._rows: list[int] = []  # by slot
+        self._largest: list[tuple[int, int]] = []  # a heap of (-key, slot)
+        self._keys: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> list[int]:
+        """Row numbers by slot."""
+        return list(self._rows)
+
+    def offer(self, rows: Sequence[int], *, task: int, epoch: int) -> list[Admission]:
+        """Show rows to the reservoir; return those that are in it afterwards, each once, in order.
+
+        Args:
+            rows: Row numbers of one step's samples, each once however many views it has.
+            task: Index of the task.
+            epoch: Epoch of the task.
+        """
+        taken: dict[int, int] = {}
+        for position, row in enumerate(rows):
+            epoch_of_key = 0 if self.is_distinct else epoch
+            key = seed_for("reservoir", seed=self.seed, task=task, epoch=epoch_of_key, sample=row)
+            if key in self._keys:
+                continue
+            if len(self._rows) < self.capacity:
+                slot = len(self._rows)
+                self._rows.append(row)
+                heapq.heappush(self._largest, (-key, slot))
+            elif key < -self._largest[0][0]:
+                largest, slot = heapq.heapreplace(self._largest, (-key, self._largest[0][1]))
+                self._keys.discard(-largest)
+                self._rows[slot] = row
+            else:
+                continue
+            self._keys.add(key)
+            taken[slot] = position  # a row of this very step may lose its slot again
+        return sorted(Admission(position, slot) for slot, position in taken.items())
+
+    def draw(self, count: int, *, task: int, step: int, part: int) -> list[int]:
+        """Return slots drawn uniformly without replacement, ``min(count, len(self))`` of them.
+
+        Args:
+            count: Records wanted.
+            task: Index of the task.
+            step: Step of the task, over all epochs.
+            part: Which of the step's draws.
+        """
+        generator = torch.Generator()
+        generator.manual_seed(seed_for("draw", seed=self.seed, task=task, sample=step, view=part))
+        drawn: list[int] = torch.randperm(len(self._rows), generator=generator)[:count].tolist()
+        return drawn
+
+
+class ExemplarSet(nn.Module):
+    """Row numbers of a few images of every cell, a class in a task, in the order in which they were chosen.
+
+    Every cell holds ``capacity // cells`` images, or all that it has; with more cells each keeps its first ones. The
+    table is a buffer of fixed size: it travels with the learner's state.
+
+    Args:
+        capacity: M.
+
+    Attributes:
+        table: (M, 4) int64: row, class index, task and rank of each image; -1 where there is none.
+    """
+
+    table: Tensor
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.register_buffer("table", torch.full((capacity, 4), -1, dtype=torch.int64))
+
+    @property
+    def rows(self) -> Tensor:
+        """Row numbers (n,) of the images that are held, on the CPU."""
+        return self._held()[:, 0]
+
+    @property
+    def labels(self) -> Tensor:
+        """Class indices (n,) of the images that are held, on the CPU."""
+        return self._held()[:, 1]
+
+    def add(
+        self, features: Tensor, labels: Tensor, rows: Tensor, *, task: int, normalize: bool = True
+    ) -> None:
+        """Choose images of a task's classes by herding, after trimming those that are held.
+
+        Args:
+            features: (n, D) of the task's training images.
+            labels: (n,) class indices.
+            rows: (n,) row numbers.
+            task: Index of the task.
+            normalize: Herd unit vectors.
+        """
+        held, classes = self._held(), labels.unique().tolist()
+        quota = quota_of(self.capacity, len(held[:, 1:3].unique(dim=0)) + len(classes))
+        chosen = [held[held[:, 3] < quota]]
+        for label in classes:
+            own = (labels == label).nonzero()[:, 0]
+            own = own[rows[own].argsort()]  # ties go to the lowest row
+            own = own[herd(features[own], quota, normalize=normalize)]
+            constants = torch.tensor([[label, task]]).expand(len(own), 2)
+            ranks = torch.arange(len(own))[:, None]
+            chosen.append(torch.cat([rows[own][:, None], constants, ranks], dim=1))
+        table = torch.cat(chosen)
+        self.table.fill_(-1)
+        self.table[: len(table)] = table.to(self.table)
+
+    def per_class(self) -> dict[int, int]:
+        """Return how many images of each class are held."""
+        classes, counts = self.labels.unique(return_counts=True)
+        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+    def _held(self) -> Tensor:
+        table = self.table.cpu()
+        return table[table[:, 0] >= 0]
+
+
+def quota_of(capacity: int, num_cells: int) -> int:
+    """Return how many images of each cell (a class in a task) a buffer of so many images keeps."""
+    return capacity // max(num_cells, 1)
+
+
+def cells_of(classes: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return every class index (n,) of a task with its number of images."""
+    found, counts = np.unique(classes, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def rehearsed_classes(rehearsal: Rehearsal | None, cells: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the class index of every image of earlier tasks that a task is trained on like its own.
+
+    Args:
+        rehearsal: What the method asks for; only "merged" gives any.
+        cells: Each class of each earlier task, and its number of training images.
+    """
+    if rehearsal is None or rehearsal.mode == "stream":
+        return np.zeros(0, dtype=np.int64)
+    quota = quota_of(rehearsal.capacity, len(cells))
+    kept = [[label] * min(quota, size) for label, size in cells]
+    return np.array(list(itertools.chain.from_iterable(kept)), dtype=np.int64)
+
+
+def herd(features: Tensor, count: int, *, normalize: bool = True) -> Tensor:
+    """Return positions of images whose running mean follows the mean of all, best first (Welling 2009; iCaRL).
+
+    Computed in float64; of images that are equally good within 1e-9 the first one is taken. The first m positions do
+    not depend on ``count``.
+
+    Args:
+        features: (n, D).
+        count: Positions wanted; all n where there are fewer.
+        normalize: Take unit vectors.
+    """
+    vectors = features.to("cpu", torch.float64)
+    if normalize:
+        vectors = F.normalize(vectors, dim=1)
+    mean, total = vectors.mean(dim=0), vectors.new_zeros(vectors.shape[1])
+    is_free = torch.ones(len(vectors), dtype=torch.bool)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(vectors)):
+        distances = torch.linalg.vector_norm(mean - (vectors + total) / (len(chosen) + 1), dim=1)
+        distances[~is_free] = torch.inf
+        best = int((distances <= distances.min() + _TIE).nonzero()[0, 0])
+        chosen.append(best)
+        is_free[best] = False
+        total = total + vectors[best]
+    return torch.tensor(chosen, dtype=torch.int64)
