@@ -1,127 +1,263 @@
-"""Keep the results of studies in the repository, and make the tables of docs/results.md of them.
+"""Keep what studies have measured in the repository, and make the tables of docs/results.md of it.
 
-python scripts/results.py keep RUNS/digits --data $DATA    copies finished results without their timings
-python scripts/results.py tables                           writes the tables into docs/results.md
+python scripts/results.py keep RUNS/digits     keeps the finished runs of a study, in place of those kept before
+python scripts/results.py tables               writes the tables into docs/results.md
 
-Seconds, which no second run would repeat, go into docs/results/seconds.json.
+docs/results/runs.csv has a row per run, docs/results/accuracies.csv a row for each task that a run was measured on
+after a task. All accuracies follow from these counts; those in runs.csv are there to be read.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import re
-import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
-from vbm_ptm.storage.run_result import RunResult
+from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
+from vbm_ptm.report.collect import Effect, MeasuredRun, Spread, collect
+from vbm_ptm.storage.run_result import RunResult, read_result
 
 DOCS = Path(__file__).parents[1] / "docs"
-KEPT = DOCS / "results" / "runs"
-SECONDS = DOCS / "results" / "seconds.json"
 PAGE = DOCS / "results.md"
 
-Result = dict[str, Any]
+SCOPES: dict[str, Scope] = {"all_classes": "class_incremental", "own_classes": "task_incremental"}
 
 
-def keep(study: Path, *, data: str | None) -> int:
-    """Copy the finished results below a study's folder; return how many there are.
+@dataclass(frozen=True)
+class KeptRun:
+    """A row of runs.csv, and the matrix that accuracies.csv has of it.
+
+    Attributes:
+        study: Name of the study.
+        run: Line of the study.
+        seed: Training seed.
+        class_order_seed: Seed of the class order.
+        learner: Name of the learner.
+        dataset: Name of the data set.
+        num_views: V.
+        images_per_step: Images of a full step.
+        epochs: Epochs of each task.
+        num_steps: Optimizer steps.
+        num_images: Views in training.
+        seconds: What the tasks took.
+        split_sha256: Which image is in which split and class.
+        weights_sha256: The pre-trained weights.
+        versions: Of this package, Python and the libraries.
+        matrix: All accuracies.
+    """
+
+    study: str
+    run: str
+    seed: int
+    class_order_seed: int
+    learner: str
+    dataset: str
+    num_views: int
+    images_per_step: int
+    epochs: int
+    num_steps: int
+    num_images: int
+    seconds: float
+    split_sha256: str
+    weights_sha256: str
+    versions: str
+    matrix: AccuracyMatrix
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What is kept once, and the order of the rows."""
+        return self.study, self.run, self.seed, self.class_order_seed
+
+    @classmethod
+    def of(cls, study: str, run: str, result: RunResult) -> KeptRun:
+        """Return what is kept of a result."""
+        return cls(
+            study=study,
+            run=run,
+            seed=result.seed,
+            class_order_seed=result.class_order_seed,
+            learner=result.learner,
+            dataset=result.dataset,
+            num_views=result.num_views,
+            images_per_step=result.images_per_step,
+            epochs=int(result.config["optimization"]["epochs"]),
+            num_steps=result.num_steps,
+            num_images=result.num_images,
+            seconds=round(result.task_seconds, 1),
+            split_sha256=result.split_sha256,
+            weights_sha256=result.weights.sha256 if result.weights else "",
+            versions=" ".join(f"{name}={version}" for name, version in result.versions.items()),
+            matrix=result.matrix,
+        )
+
+    def row(self) -> dict[str, str]:
+        """Return the cells of runs.csv: all but the matrix, and its numbers."""
+        own = {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name != "matrix"}
+        return own | numbers(self.matrix)
+
+    def measured(self) -> MeasuredRun:
+        """Return the run for its study's tables; a line is paired with the one that has -V1 in place of -V4."""
+        line = re.sub(r"-V\d+$", "", self.run)
+        return MeasuredRun(
+            label=self.run,
+            seeds=(self.seed, self.class_order_seed),
+            directory="",
+            family=f"{line} {self.seed} {self.class_order_seed}",
+            num_views=self.num_views,
+            matrix=self.matrix,
+            num_steps=self.num_steps,
+            num_images=self.num_images,
+            seconds=self.seconds,
+        )
+
+
+def numbers(matrix: AccuracyMatrix) -> dict[str, str]:
+    """Return the numbers of a run as text: over all seen classes, and within each task's own classes."""
+    found: dict[str, float | None] = {}
+    for name, scope in SCOPES.items():
+        found[f"{name}_average"] = matrix.average_incremental(scope=scope)
+        found[f"{name}_last"] = matrix.last(scope=scope)
+        found[f"{name}_last_top5"] = matrix.last(scope=scope, top=5)
+        found[f"{name}_forgetting"] = matrix.forgetting(scope=scope)
+    return {name: "" if value is None else f"{value:.4f}" for name, value in found.items()}
+
+
+def read_kept(docs: Path = DOCS) -> list[KeptRun]:
+    """Read all runs that are kept."""
+    cells: dict[tuple[str, ...], list[list[AccuracyCell]]] = defaultdict(list)
+    for row in _read(docs / "results" / "accuracies.csv"):
+        key = (row.pop("study"), row.pop("run"), row.pop("seed"), row.pop("class_order_seed"))
+        after, _ = int(row.pop("after_task")), row.pop("task")
+        rows = cells[key]
+        rows += [[] for _ in range(after - len(rows))]
+        counts = {name: int(value) if value else None for name, value in row.items()}
+        rows[after - 1].append(AccuracyCell(**counts))  # type: ignore[arg-type]
+    kept = []
+    for row in _read(docs / "results" / "runs.csv"):
+        key = (row["study"], row["run"], row["seed"], row["class_order_seed"])
+        types = {"int": int, "float": float, "str": str}
+        values = {
+            field.name: types[str(field.type)](row[field.name])
+            for field in fields(KeptRun)
+            if field.name != "matrix"
+        }
+        kept.append(KeptRun(**values, matrix=AccuracyMatrix(cells[key])))
+    return kept
+
+
+def write_kept(runs: Iterable[KeptRun], docs: Path = DOCS) -> None:
+    """Write all runs that are kept, in order."""
+    ordered = sorted(runs, key=lambda run: run.key)
+    _write(docs / "results" / "runs.csv", [run.row() for run in ordered])
+    counts = [
+        {
+            **dict(zip(("study", "run", "seed", "class_order_seed"), run.key, strict=True)),
+            "after_task": after,
+            "task": task,
+            **{name: "" if count is None else count for name, count in asdict(cell).items()},
+        }
+        for run in ordered
+        for after, row in enumerate(run.matrix.rows, start=1)
+        for task, cell in enumerate(row, start=1)
+        if cell
+    ]
+    _write(docs / "results" / "accuracies.csv", counts)
+
+
+def keep(study: Path, docs: Path = DOCS) -> int:
+    """Keep the finished runs below a study's folder; return how many there are.
 
     Args:
         study: Output folder of ``vbm-ptm study``; its name becomes the name of the study.
-        data: Folder of the data sets, which is written as $DATA.
+        docs: Where they are kept.
     """
-    seconds: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-    number = 0
+    found = []
     for file in sorted(study.rglob("result.json")):
-        text = file.read_text()
-        result = json.loads(text.replace(data.rstrip("/"), "$DATA") if data else text)
-        if result["status"] != "finished":
-            continue
-        run = f"{study.name}/{file.parent.relative_to(study).as_posix()}"
-        seconds[run] = round(RunResult.model_validate(result).task_seconds, 1)
-        del result["timings"]
-        kept = KEPT / run / "result.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")
-        number += 1
-    SECONDS.write_text(json.dumps(dict(sorted(seconds.items())), indent=1) + "\n")
-    return number
+        result = read_result(file)
+        if result.is_finished:
+            found.append(KeptRun.of(study.name, file.relative_to(study).parts[0], result))
+    others = read_kept(docs) if (docs / "results" / "runs.csv").exists() else []
+    write_kept([*(run for run in others if run.study != study.name), *found], docs)
+    return len(found)
 
 
-def tables(study: str) -> str:
-    """Return a study's tables as Markdown: one row per line of the study, then the paired differences."""
-    seconds: dict[str, float] = json.loads(SECONDS.read_text())
-    lines: dict[str, dict[str, Result]] = defaultdict(dict)
-    for file in sorted((KEPT / study).rglob("result.json")):
-        label, *rest = file.parent.relative_to(KEPT / study).parts
-        lines[label]["/".join(rest)] = json.loads(file.read_text())
+def tables(runs: Sequence[KeptRun]) -> str:
+    """Return a study's tables as Markdown: a row per line of the study, then the paired differences."""
+    lines: dict[str, list[KeptRun]] = defaultdict(list)
+    for run in runs:
+        lines[run.run].append(run)
+    collected = collect([run.measured() for run in runs])
     rows = [
         "| run | average | last | forgetting | last, top-5 | seconds | images | runs |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for label, runs in lines.items():
+    for row in collected.rows:
+        numbers = (
+            row.average_incremental_accuracy,
+            row.last_accuracy,
+            row.forgetting,
+            row.last_accuracy_top5,
+        )
+        members = lines[row.label]
         cells = [
-            _spread([headline(result)[name] for result in runs.values()])
-            for name in ("average_incremental_accuracy", "last_accuracy", "forgetting")
+            *map(_spread, numbers),
+            f"{min(run.seconds for run in members):.0f}",
+            f"{members[0].num_images:,}",
+            str(row.num_runs),
         ]
-        cells.append(_spread([headline(result, top=5)["last_accuracy"] for result in runs.values()]))
-        took = [seconds[f"{study}/{label}/{name}".rstrip("/")] for name in runs]
-        cells += [
-            f"{min(took):.0f}",
-            f"{next(iter(runs.values()))['num_images']:,}",
-            str(len(runs)),
+        rows.append(f"| `{row.label}` | {' | '.join(cells)} |")
+    pairs = ["| learner | average | last | forgetting | pairs |", "|---|---|---|---|---|"]
+    for effect in collected.view_batch_effects:
+        cells = [
+            _differences(each)
+            for each in (effect.average_incremental_accuracy, effect.last_accuracy, effect.forgetting)
         ]
-        rows.append(f"| `{label}` | {' | '.join(cells)} |")
-    pairs = [
-        "| learner | average | last | forgetting | pairs |",
-        "|---|---|---|---|---|",
-    ]
-    for label, runs in lines.items():
-        baselines = lines.get(label.replace("-V4", "-V1"), {})
-        names = sorted(runs.keys() & baselines.keys()) if label.endswith("-V4") else []
-        if names:
-            cells = [
-                _differences([(headline(runs[name])[key], headline(baselines[name])[key]) for name in names])
-                for key in ("average_incremental_accuracy", "last_accuracy", "forgetting")
-            ]
-            pairs.append(f"| `{label.removesuffix('-V4')}` | {' | '.join(cells)} | {len(names)} |")
+        pairs.append(f"| `{effect.label.removesuffix('-V4')}` | {' | '.join(cells)} | {effect.num_pairs} |")
     return "\n".join([*rows, "", "Four views minus one view:", "", *pairs] if len(pairs) > 2 else rows)
 
 
-def page_with_tables(page: str) -> str:
+def page_with_tables(page: str, kept: Iterable[KeptRun]) -> str:
     """Return the page with every study's tables between its two marks renewed."""
+    studies: dict[str, list[KeptRun]] = defaultdict(list)
+    for run in kept:
+        studies[run.study].append(run)
 
     def renew(found: re.Match[str]) -> str:
-        return f"<!-- {found[1]} -->\n\n{tables(found[1])}\n\n<!-- end -->"
+        return f"<!-- {found[1]} -->\n\n{tables(studies[found[1]])}\n\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", renew, page, flags=re.DOTALL)
 
 
-def headline(result: Result, *, top: int = 1) -> dict[str, Any]:
-    """Return the numbers over all seen classes of a result, top-1 or top-5."""
-    numbers: dict[str, Any] = result["metrics"]["class_incremental"][f"top{top}"]
-    return numbers
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+def _spread(values: Spread) -> str:
+    if values.mean is None:
         return "-"
-    spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):.1f}{spread}"
+    return f"{values.mean:.1f}" + ("" if values.std is None else f" ± {values.std:.1f}")
 
 
-def _differences(pairs: Sequence[tuple[float | None, float | None]]) -> str:
+def _differences(effect: Effect) -> str:
     """Return the mean of the differences, and all of them where there are several."""
-    known = [first - second for first, second in pairs if first is not None and second is not None]
-    if not known:
+    if effect.mean is None:
         return "-"
-    each = f" ({', '.join(f'{value:+.1f}' for value in known)})" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):+.1f}{each}"
+    several = effect.differences if len(effect.differences) > 1 else ()
+    each = f" ({', '.join(f'{value:+.1f}' for value in several)})" if several else ""
+    return f"{effect.mean:+.1f}{each}"
+
+
+def _read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _write(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def main() -> None:
@@ -130,16 +266,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, dest="command")
-    keeping = commands.add_parser("keep", help="copy finished results into docs/results")
+    keeping = commands.add_parser("keep", help="keep finished runs in docs/results")
     keeping.add_argument("study", type=Path, nargs="+", help="output folder of a study")
-    keeping.add_argument("--data", help="folder of the data sets, written as $DATA")
     commands.add_parser("tables", help="renew the tables of docs/results.md")
     arguments = parser.parse_args()
     if arguments.command == "keep":
         for study in arguments.study:
-            print(f"{study.name}: {keep(study, data=arguments.data)} results kept in {KEPT}")
+            print(f"{study.name}: {keep(study)} runs kept in {DOCS / 'results'}")
     else:
-        PAGE.write_text(page_with_tables(PAGE.read_text()))
+        PAGE.write_text(page_with_tables(PAGE.read_text(), read_kept()))
 
 
 if __name__ == "__main__":

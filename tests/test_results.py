@@ -1,100 +1,128 @@
-"""The results kept in docs/results are whole, name no place of their own, and the page shows them."""
+"""The runs kept in docs/results give every number of docs/results.md, and what is kept is whole."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 
 ROOT = Path(__file__).parents[1]
-KEPT = sorted((ROOT / "docs" / "results" / "runs").rglob("result.json"))
 
 
-@pytest.fixture
-def results() -> ModuleType:
+@pytest.fixture(name="results", scope="module")
+def results_module() -> ModuleType:
     """Return scripts/results.py as a module."""
     spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "results.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules["results"] = module  # its dataclasses look their types up there
     spec.loader.exec_module(module)
     return module
 
 
+@pytest.fixture
+def stored() -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((ROOT / "tests" / "storage" / "result.json").read_text())
+    return values
+
+
 def test_page__shows_what_is_kept(results: ModuleType) -> None:
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert results.page_with_tables(page) == page
-    studies = {file.relative_to(results.KEPT).parts[0] for file in KEPT}
-    assert studies
+    page, kept = (ROOT / "docs" / "results.md").read_text(), results.read_kept()
+    assert results.page_with_tables(page, kept) == page
+    studies = {run.study for run in kept}
+    assert len(kept) == 95
     assert all(f"<!-- {study} -->" in page for study in studies)
-
-
-@pytest.mark.parametrize("file", KEPT, ids=lambda file: "-".join(file.parent.parts[-3:]))
-def test_kept_result__is_whole(file: Path) -> None:
-    text = file.read_text()
-    result = json.loads(text)
-    assert result["status"] == "finished"
-    counted = AccuracyMatrix.from_dict(result["accuracy_counts"]).summary()
-    assert {name: counted[name] for name in result["metrics"]} == result["metrics"]
-    path = result["config"]["dataset"]["path"]
-    assert path is None or path.startswith("$DATA/")
-    assert "timings" not in result
-
-
-def test_keep__leaves_out_timings_and_unfinished_runs(
-    results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, target in (("KEPT", "runs"), ("SECONDS", "seconds.json")):
-        monkeypatch.setattr(results, name, tmp_path / "docs" / target)
-    (tmp_path / "docs").mkdir()
-    whole = json.loads(KEPT[0].read_text())
-    task = {"training_seconds": 1.0, "end_task_seconds": 0.5, "evaluation_seconds": 0.25}
-    whole["timings"] = {"total_seconds": 9.0, "tasks": [task, task]}
-    whole["config"]["dataset"]["path"] = "/somewhere/pictures"
-    for name, status in (("slca-V1", "finished"), ("slca-V4", "finished"), ("l2p", "interrupted")):
-        folder = tmp_path / "digits" / name / "seed_1"
-        folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps({**whole, "status": status}))
-    monkeypatch.setattr(
-        sys, "argv", ["results.py", "keep", str(tmp_path / "digits"), "--data", "/somewhere/"]
+    # The tables are made of the counts.
+    first = kept[0].matrix.rows[-1][0]
+    assert first
+    changed = AccuracyMatrix(
+        [*kept[0].matrix.rows[:-1], [AccuracyCell(first.total, 0, 0, 0, 0), *kept[0].matrix.rows[-1][1:]]]
     )
-    results.main()
-    kept = sorted(
-        path.relative_to(tmp_path / "docs").as_posix() for path in tmp_path.glob("docs/**/result.json")
-    )
-    assert kept == ["runs/digits/slca-V1/seed_1/result.json", "runs/digits/slca-V4/seed_1/result.json"]
-    text = (tmp_path / "docs" / kept[0]).read_text()
-    assert json.loads(text)["config"]["dataset"]["path"] == "$DATA/pictures"
-    assert "timings" not in text
-    assert json.loads((tmp_path / "docs" / "seconds.json").read_text())["digits/slca-V1/seed_1"] == 3.5
-    assert "| `slca` | +0.0 |" in results.tables("digits")
+    kept[0] = results.KeptRun(**{**vars(kept[0]), "matrix": changed})
+    assert results.page_with_tables(page, kept) != page
 
 
-def test_tables__of_numbers_by_hand(
-    results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_kept__numbers_in_the_rows_follow_from_the_counts(results: ModuleType) -> None:
+    with (ROOT / "docs" / "results" / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = results.read_kept()
+    assert [run.row() for run in kept] == rows
+    assert len({run.key for run in kept}) == len(kept)
+    for run in kept:
+        assert run.matrix.rows
+        assert not run.matrix.rows_with_gaps
+        assert run.matrix.average_incremental() is not None
+        assert len(run.split_sha256) == len(run.weights_sha256) == 64
+
+
+def test_keep__takes_finished_runs_in_place_of_those_before(
+    results: ModuleType, stored: dict[str, Any], tmp_path: Path
 ) -> None:
-    for name, target in (("KEPT", "runs"), ("SECONDS", "seconds.json")):
-        monkeypatch.setattr(results, name, tmp_path / target)
-    numbers = {
-        "a-V1": [(70.0, 50.0, 20.0), (74.0, 54.0, 20.0)],
-        "a-V4": [(71.0, 53.0, 18.0), (73.0, 56.0, None)],
-    }
-    seconds = {}
-    for label, runs in numbers.items():
-        for index, (average, last, forgetting) in enumerate(runs):
-            top1 = {"average_incremental_accuracy": average, "last_accuracy": last, "forgetting": forgetting}
-            metrics = {"class_incremental": {"top1": top1, "top5": {"last_accuracy": 90.0}}}
-            folder = tmp_path / "runs" / "toy" / label / f"seed_{index}"
-            folder.mkdir(parents=True)
-            (folder / "result.json").write_text(json.dumps({"metrics": metrics, "num_images": 1200}))
-            seconds[f"toy/{label}/seed_{index}"] = 10.0 + 6 * index
-    (tmp_path / "seconds.json").write_text(json.dumps(seconds))
-    text = results.tables("toy")
+    def write(label: str, *, seed: int = 1, **changes: Any) -> None:
+        folder = tmp_path / "digits" / label / f"seed_{seed}-order_1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(json.dumps(stored | {"seed": seed, **changes}))
+
+    docs = tmp_path / "docs"
+    other = results.KeptRun(**{**vars(results.read_kept()[0]), "study": "other"})
+    results.write_kept([other], docs)
+    write("l2p-V1", num_views=1)
+    write("l2p-V4")
+    write("l2p-V4", seed=2, status="interrupted")
+    assert results.keep(tmp_path / "digits", docs) == 2
+    kept = results.read_kept(docs)
+    assert [run.key[:3] for run in kept] == [
+        *(("digits", label, 1) for label in ("l2p-V1", "l2p-V4")),
+        ("other", other.run, other.seed),
+    ]
+    run = kept[1]
+    assert run.matrix.summary()["class_incremental"] == stored["metrics"]["class_incremental"]
+    seconds = sum(sum(task.values()) for task in stored["timings"]["tasks"])
+    assert (run.seconds, run.num_views, run.epochs) == (pytest.approx(seconds, abs=0.06), 4, 4)
+    assert (run.split_sha256, run.num_steps) == (stored["split_sha256"], stored["num_steps"])
+    assert f"torch={stored['versions']['torch']}" in run.versions
+    assert "| `l2p` | +0.0 | +0.0 | +0.0 | 1 |" in results.tables(kept[:2])
+    assert results.keep(tmp_path / "digits", docs) == 2
+    assert [each.row() for each in results.read_kept(docs)] == [each.row() for each in kept]
+
+
+def test_tables__of_numbers_by_hand(results: ModuleType) -> None:
+    def a_run(label: str, seed: int, first: int, last: tuple[int, int]) -> Any:
+        """Two tasks of 100 test images; 90 of them among the five best at the end."""
+        matrix = AccuracyMatrix(
+            [[AccuracyCell(100, first, 100)], [AccuracyCell(100, count, 90) for count in last]]
+        )
+        common = {"study": "toy", "learner": "a", "dataset": "toy", "images_per_step": 8, "epochs": 1}
+        hashes = {"split_sha256": "", "weights_sha256": "", "versions": ""}
+        return results.KeptRun(
+            **common,
+            **hashes,
+            run=label,
+            seed=seed,
+            class_order_seed=seed,
+            num_views=int(label[-1]),
+            num_steps=5,
+            num_images=1200,
+            seconds=4.0 + 6 * seed,
+            matrix=matrix,
+        )
+
+    # Average, last and forgetting: (70, 50, 20), (74, 54, 20), and with views (71, 53, 18), (73, 56, 22).
+    runs = [
+        a_run("a-V1", 1, 90, (70, 30)),
+        a_run("a-V1", 2, 94, (74, 34)),
+        a_run("a-V4", 1, 89, (71, 35)),
+        a_run("a-V4", 2, 90, (68, 44)),
+    ]
+    text = results.tables(runs)
     assert "| `a-V1` | 72.0 ± 2.8 | 52.0 ± 2.8 | 20.0 ± 0.0 | 90.0 ± 0.0 | 10 | 1,200 | 2 |" in text
-    assert "| `a` | +0.0 (+1.0, -1.0) | +2.5 (+3.0, +2.0) | -2.0 | 2 |" in text
+    assert "| `a` | +0.0 (+1.0, -1.0) | +2.5 (+3.0, +2.0) | +0.0 (-2.0, +2.0) | 2 |" in text
