@@ -222,6 +222,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         every: str = "task",
         goes_on: bool = False,
         view_batch: Mapping[str, Any] | None = None,
+        trainer: Mapping[str, Any] | None = None,
         **optimization: Any,
     ) -> Run:
         directory = tmp_path / name
@@ -235,7 +236,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             store.go_on_from(checkpoint)
         log = RunLog(directory / "log.jsonl", position=checkpoint.state["log_position"] if checkpoint else 0)
         logs.append(log)
-        trainer = Trainer(
+        built = Trainer(
             learner,
             recipe=Recipe(
                 ViewBatchObjective(ObjectiveConfig()),
@@ -251,7 +252,10 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
                 seed=seed,
             ),
             config=TrainerConfig(
-                log_every=log_every, max_steps_per_task=max_steps_per_task, mixed_precision=mixed_precision
+                log_every=log_every,
+                max_steps_per_task=max_steps_per_task,
+                mixed_precision=mixed_precision,
+                **(trainer or {}),
             ),
             accelerator=accelerator,
             log=log,
@@ -260,8 +264,8 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             stop=stop,
         )
         if checkpoint:
-            trainer.load_state(checkpoint.state, checkpoint.optimizer_tensors())
-        return Run(trainer, accelerator, stop, log, directory / "log.jsonl", store)
+            built.load_state(checkpoint.state, checkpoint.optimizer_tensors())
+        return Run(built, accelerator, stop, log, directory / "log.jsonl", store)
 
     yield make
     for log in logs:

@@ -11,8 +11,10 @@ from typing import Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor
 
+from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import chunk
@@ -34,7 +36,6 @@ class TaskFeatures:
         self.accelerator = accelerator
         self.loaders = loaders
 
-    @torch.no_grad()
     def __call__(
         self, rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,7 +47,27 @@ class TaskFeatures:
         benchmark = self.loaders.benchmark
         train = benchmark.datasets.train
         wanted = benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
-        loader = self.loaders.evaluation(train, wanted, transform=transform, task_index=self.task.index)
+        features = self._table(train, wanted, transform)
+        labels = torch.from_numpy(benchmark.class_indices(train)[wanted])
+        sample_ids = torch.from_numpy(wanted.copy())
+        if not bool(features.isfinite().all()):
+            broken = sample_ids[~features.isfinite().all(dim=1)].tolist()
+            raise FloatingPointError(
+                f"after task {self.task.index} the features of {len(broken)} training images are not finite (rows "
+                f"{', '.join(map(str, broken[:10]))}): the weights have diverged. Finished tasks are saved; lower "
+                "optimization.learning_rate."
+            )
+        return features, labels, sample_ids
+
+    def of_test(self, rows: NDArray[np.int64]) -> Tensor:
+        """Return features (n, D) of test images under the evaluation transform, in the order of rows."""
+        return self._table(self.loaders.benchmark.datasets.test, rows, "eval")
+
+    @torch.no_grad()
+    def _table(
+        self, split: ImageSplit, wanted: NDArray[np.int64], transform: Literal["eval", "weak"]
+    ) -> Tensor:
+        loader = self.loaders.evaluation(split, wanted, transform=transform, task_index=self.task.index)
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
         table: Tensor | None = None
@@ -58,17 +79,7 @@ class TaskFeatures:
                 table = values.new_empty(len(wanted), values.shape[1])
             table[position : position + len(values)] = values
             position += len(values)
-        features = self._complete(table, shares)
-        labels = torch.from_numpy(benchmark.class_indices(train)[wanted])
-        sample_ids = torch.from_numpy(wanted.copy())
-        if not bool(features.isfinite().all()):
-            broken = sample_ids[~features.isfinite().all(dim=1)].tolist()
-            raise FloatingPointError(
-                f"after task {self.task.index} the features of {len(broken)} training images are not finite (rows "
-                f"{', '.join(map(str, broken[:10]))}): the weights have diverged. Finished tasks are saved; lower "
-                "optimization.learning_rate."
-            )
-        return features, labels, sample_ids
+        return self._complete(table, shares)
 
     def _complete(self, table: Tensor | None, shares: Sequence[tuple[int, int]]) -> Tensor:
         """Fill in the other ranks' rows of the table (n, D), whose own rows stand in it; nothing is padded.

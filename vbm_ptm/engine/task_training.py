@@ -24,6 +24,7 @@ from vbm_ptm.engine.contract import check_output, check_terms
 from vbm_ptm.engine.objective import PartSize
 from vbm_ptm.engine.optimization import (
     build_optimizer,
+    learning_rate_factor,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
@@ -32,6 +33,7 @@ from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.replay_planner import ReplayPlanner, StepPlan
 from vbm_ptm.engine.view_queries import view_queries
+from vbm_ptm.engine.visits import VisitLog
 from vbm_ptm.learners.base import Learner, LearnerOutput, Replay
 from vbm_ptm.randomness import seed_for, seed_step
 
@@ -53,7 +55,7 @@ class TaskTraining:
     Attributes:
         epoch: Epoch of the next step, from 0.
         step: Next step in the epoch, from 0.
-        visits: (samples,) how often each sample of the task has been trained on.
+        visits: When each sample of the task was trained on.
         num_steps: Steps done.
         num_images: Images that they had, over all ranks.
     """
@@ -84,7 +86,7 @@ class TaskTraining:
         )
         self.num_planned_steps = recipe.workload(self.sampler).num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
-        self.visits: Integers = np.zeros(len(self.rows), dtype=np.int64)
+        self.visits = VisitLog(len(self.rows))
         self._optimizer: torch.optim.Optimizer | None = None
         self._restored: Mapping[str, Tensor] = {}
         self._weak_logits: list[Tensor] = []
@@ -159,7 +161,7 @@ class TaskTraining:
             steps = self.sampler.steps()[: None if is_over else state["step"]]
             self._plan(steps)
             for positions in steps:
-                self._count(positions)
+                self._count(positions, epoch)
         self.epoch, self.step = state["epoch"], state["step"]
         assert self.num_steps == state["num_steps"]
         self.readings.load_state(state["readings"])
@@ -275,13 +277,20 @@ class TaskTraining:
 
     def _advance(self, positions: list[int]) -> None:
         """Count a step that has been taken."""
-        self._count(positions)
+        self._count(positions, self.epoch)
         self.step += 1
         if self.step == len(self.sampler):
             self.epoch, self.step = self.epoch + 1, 0
 
-    def _count(self, positions: list[int]) -> None:
-        self.visits[positions] += 1
+    def visited_in(self, epoch: int) -> list[int]:
+        """Return the positions of the samples that an epoch visits."""
+        self.sampler.set_epoch(epoch)
+        return sorted({position for positions in self.sampler.steps() for position in positions})
+
+    def _count(self, positions: list[int], epoch: int) -> None:
+        optimization = self.recipe.optimization
+        factor = learning_rate_factor(optimization, epoch, cycle_length=self.sampler.cycle_length)
+        self.visits.add(positions, num_images=self.num_images, rate=optimization.learning_rate * factor)
         self.num_steps += 1
         self.num_images += len(positions) * self.num_views
 

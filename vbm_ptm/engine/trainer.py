@@ -27,6 +27,7 @@ from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
 from vbm_ptm.engine.interruption import STOP_SIGNALS, StopRequest, StopSignal
+from vbm_ptm.engine.measures import TaskMeasures, without_measures
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_report
@@ -56,6 +57,9 @@ class TrainerConfig(Settings):
         trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
         stop_signals: Signals that save the run and end it, besides SIGINT and SIGTERM: what batch systems send before
             time is up, and what a closed terminal sends.
+        evaluate_every_epoch: After every epoch, measure the accuracy on training and test images of the task, and from
+            it the paper's degree of forgetting and what samples lose between two visits. Weights stay what they are.
+        feature_drift: Measure how far each task moves the features of the test images.
     """
 
     max_steps_per_task: int | None = Field(default=None, ge=1)
@@ -64,6 +68,8 @@ class TrainerConfig(Settings):
     rank_timeout_minutes: float = Field(default=10.0, gt=0)
     trackers: tuple[Tracker, ...] = ()
     stop_signals: tuple[StopSignal, ...] = STOP_SIGNALS
+    evaluate_every_epoch: bool = False
+    feature_drift: bool = False
 
     @field_validator("trackers", mode="before")
     @classmethod
@@ -165,7 +171,18 @@ class Trainer:
         if self._resumed is None:
             self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
 
+        self._measures = TaskMeasures(
+            self.learner,
+            task,
+            accelerator=self.accelerator,
+            loaders=self.loaders,
+            every_epoch=self.config.evaluate_every_epoch,
+            feature_drift=self.config.feature_drift,
+        )
+        if self._resumed is None:
+            self._measures.begin()
         training, training_seconds = self._train(task, display)
+        self._measures.end()
         prints.check_training()
         trained = time.monotonic()
         # Alone, a rank need not finish what will be done again; several would wait for the one that has left.
@@ -184,14 +201,17 @@ class Trainer:
         self.matrix.add_row(cells, first_task=num_gaps)
         record = TaskRecord(
             task_index=task.index,
-            num_samples=len(training.visits),
+            num_samples=len(training.rows),
             num_views=training.num_views,
             num_steps=training.num_steps,
             num_images=training.num_images,
             num_skipped_steps=training.readings.num_skipped,
             num_test_images=sum(cell.total for cell in cells),
-            min_visits=int(training.visits.min(initial=training.num_steps)),
-            max_visits=int(training.visits.max(initial=0)),
+            min_visits=int(training.visits.counts.min(initial=training.num_steps)),
+            max_visits=int(training.visits.counts.max(initial=0)),
+            recall_interval=training.visits.recall_interval(),
+            summed_rate=training.visits.summed_rate(),
+            **self._measures.facts(),
             learner_report=self.learner.report(task) | self._rehearsal_report(),
             parameters=parameters,
             frozen_sha256=prints.frozen_sha256,
@@ -230,7 +250,7 @@ class Trainer:
             display.advance(self._steps_of(task))  # planned before anybody could know
         elif training.sampler.cycle_length < self.recipe.view_batch.num_views:
             is_by_class = self.recipe.view_batch.order == "class"
-            has = f"{len(task.classes)} classes" if is_by_class else f"{len(training.visits)} samples"
+            has = f"{len(task.classes)} classes" if is_by_class else f"{len(training.rows)} samples"
             logger.warning(
                 "task %d has %s: %d %s in place of %d",
                 *(task.index, has, training.sampler.cycle_length, "parts" if is_by_class else "views"),
@@ -245,7 +265,8 @@ class Trainer:
         started = time.monotonic()
         if self._resumed is not None:
             position, optimizer = self._resumed
-            training.load_state(position, optimizer)
+            self._measures.load_state(position["measures"], optimizer)
+            training.load_state(position, without_measures(optimizer))
             started -= position["seconds"]
             self._resumed = None
         self.schedule.begin(num_steps=training.num_steps, now=time.monotonic())
@@ -253,6 +274,8 @@ class Trainer:
             display.show(self._where(task, training.epoch))
         for epoch in training.steps():
             self._show_step(training, self._where(task, epoch), display)
+            if training.step == 0:
+                self._measures.after_epoch(training, epoch, self.log)
             self._between_steps(training, started)
         return training, time.monotonic() - started
 
@@ -312,6 +335,7 @@ class Trainer:
         began = time.monotonic()
         position = {
             **training.state(),
+            "measures": self._measures.state(),
             "seconds": began - started,
             "frozen_sha256": self._frozen_sha256,
         }
@@ -321,7 +345,7 @@ class Trainer:
                 self.learner,
                 {**self.state(), "training": position},
                 num_steps=sum(record.num_steps for record in self.records) + training.num_steps,
-                optimizer=training.optimizer_tensors(),
+                optimizer={**training.optimizer_tensors(), **self._measures.tensors()},
             )
         self._saved_steps = training.num_steps
         self.schedule.saved(num_steps=training.num_steps, began=began, ended=time.monotonic())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -20,6 +20,15 @@ class TaskFacts:
         num_test_images: Images that accuracy was measured on, over all ranks.
         min_visits: Visits of the sample that was shown least often.
         max_visits: Visits of the sample that was shown most often.
+        recall_interval: Mean and standard deviation of the images between two visits of a sample; empty where no sample
+            came back.
+        summed_rate: Smallest, mean and largest sum of the learning rates of a sample's visits.
+        epoch_accuracy: Accuracy on the task's training ("train") and test images after each epoch, in percent; these
+            and the next two with ``trainer.evaluate_every_epoch``.
+        degree_of_forgetting: Variance of that accuracy over the second half of the epochs.
+        sample_forgetting: Points that accuracy on a sample falls between the epoch of a visit and that before the next.
+        feature_drift: Relative change of the query features of the seen tasks' test images, with
+            ``trainer.feature_drift``.
         learner_report: What the learner says of the task.
         parameters: Trainable parameters by group, and the frozen ones.
         frozen_sha256: All parameters that the task did not train; training left them as they were.
@@ -35,6 +44,12 @@ class TaskFacts:
     num_test_images: int = 0
     min_visits: int
     max_visits: int
+    recall_interval: dict[str, float] = field(default_factory=dict)
+    summed_rate: dict[str, float] = field(default_factory=dict)
+    epoch_accuracy: dict[str, list[float]] = field(default_factory=dict)
+    degree_of_forgetting: dict[str, float] = field(default_factory=dict)
+    sample_forgetting: float | None = None
+    feature_drift: float | None = None
     learner_report: dict[str, Any]
     parameters: dict[str, int]
     frozen_sha256: str = ""
@@ -62,12 +77,12 @@ class TaskRecord(TaskTimings, TaskFacts):
     @property
     def facts(self) -> TaskFacts:
         """What does not depend on the machine's speed."""
-        return TaskFacts(**{field.name: getattr(self, field.name) for field in fields(TaskFacts)})
+        return TaskFacts(**{each.name: getattr(self, each.name) for each in fields(TaskFacts)})
 
     @property
     def timings(self) -> TaskTimings:
         """What does."""
-        return TaskTimings(**{field.name: getattr(self, field.name) for field in fields(TaskTimings)})
+        return TaskTimings(**{each.name: getattr(self, each.name) for each in fields(TaskTimings)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record for a JSON file."""

@@ -1,0 +1,129 @@
+"""Retention by epoch and drift of features: against values by hand, and without a trace in what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
+from vbm_ptm.engine.measures import Retention, degree_of_forgetting
+from vbm_ptm.learners.base import Learner
+
+NewLearner = Callable[..., Learner]
+NewRun = Callable[..., Any]
+
+
+def test_degree_of_forgetting__is_the_variance_of_the_saturated_epochs() -> None:
+    # Of 80, 84, 82, 86 the mean is 83: (9 + 1 + 1 + 9) / 4.
+    assert degree_of_forgetting([10, 60, 80, 84, 82, 86], first=2) == pytest.approx(5)
+    assert degree_of_forgetting([70], first=0) == 0
+    assert degree_of_forgetting([], first=0) is None
+
+
+def test_retention__what_samples_lose_until_they_come_back(
+    benchmark_of_three: Benchmark, new_learner: NewLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten samples; which of them are right after each epoch is given."""
+    learner = new_learner("finetune")
+    task = benchmark_of_three.scenario.tasks[0]
+    learner.begin_task(task)
+    accelerator = build_accelerator(device="cpu")
+    retention = Retention(
+        learner,
+        task,
+        accelerator=accelerator,
+        loaders=loaders_for(accelerator, benchmark_of_three, LoaderConfig()),
+    )
+    first_right = iter([5, 8, 3, 10])  # the first so many samples are right
+    is_train = benchmark_of_three.datasets.train
+
+    def correct(split: Any, rows: Any) -> Any:
+        return np.arange(len(rows)) < next(first_right) if split is is_train else np.array([True, False])
+
+    monkeypatch.setattr(retention, "_correct", correct)
+    halves = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    found = [retention.measure(halves[epoch % 2]) for epoch in range(3)]
+    assert [each["train_accuracy"] for each in found] == [50, 80, 30]
+    assert found[0]["test_accuracy"] == 50
+    again = Retention(
+        learner,
+        task,
+        accelerator=accelerator,
+        loaders=loaders_for(accelerator, benchmark_of_three, LoaderConfig()),
+    )
+    again.load_state(retention.state())
+    monkeypatch.setattr(again, "_correct", correct)
+    again.measure(halves[1])
+    # The first half is right after its visit (5 of 5) and before it comes back (5 of 5): nothing is lost. Of the second
+    # half 3 are right after its visit and none before it comes back: 3 of 10 rests in all.
+    facts = again.facts()
+    assert facts["sample_forgetting"] == pytest.approx(30)
+    assert facts["epoch_accuracy"] == {"train": [50, 80, 30, 100], "test": [50, 50, 50, 50]}
+    assert facts["degree_of_forgetting"] == {"train": pytest.approx(35**2), "test": 0}
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["finetune", "s_iprompt", "l2p"])
+def test_fit__measuring_leaves_no_trace(
+    benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun, name: str
+) -> None:
+    states = []
+    for measures in ({}, {"evaluate_every_epoch": True, "feature_drift": True}):
+        run = new_run(
+            new_learner(name, depth=6), benchmark_of_three, num_views=2, epochs=4, name=f"{name} {len(states)}",
+            trainer=measures,
+        )  # fmt: skip
+        run.trainer.fit()
+        states.append(weights(run.trainer.learner))
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    records = run.trainer.records
+    assert [len(run.events("epoch")), len(records)] == [3 * 4, 3]
+    for record in records:
+        assert [len(values) for values in record.epoch_accuracy.values()] == [4, 4]
+        assert record.epoch_accuracy["train"][-1] >= (0 if name == "l2p" else 50)
+        assert record.degree_of_forgetting["train"] >= 0
+        assert record.sample_forgetting is not None
+        # Ten samples, two views, two cycles: each sample rests once, for twenty images on average.
+        assert record.recall_interval["mean"] == 20
+        assert record.summed_rate["max"] == record.summed_rate["min"] > 0
+        assert record.feature_drift is not None
+        assert (record.feature_drift > 0) == (name == "finetune")
+
+
+def test_fit__measures_go_on_where_a_task_was_left(
+    benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+) -> None:
+    settings: dict[str, Any] = {
+        "num_views": 2, "epochs": 3, "trainer": {"evaluate_every_epoch": True, "feature_drift": True}
+    }  # fmt: skip
+    whole = new_run(new_learner("finetune"), benchmark_of_three, name="whole", **settings)
+    whole.trainer.fit()
+    learner = new_learner("finetune")
+    run = new_run(learner, benchmark_of_three, name="parts", every="1 step", **settings)
+    forward, calls = learner.forward, []
+
+    def failing(images: Tensor, labels: Tensor) -> Any:
+        calls.append(learner.task.index)
+        if calls.count(1) == 6:
+            raise RuntimeError("as if killed")
+        return forward(images, labels)
+
+    learner.forward = failing  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="as if killed"):
+        run.trainer.fit()
+    run.log.close()
+    last = new_run(new_learner("finetune"), benchmark_of_three, name="parts", goes_on=True, **settings)
+    last.trainer.fit()
+    for one, two in zip(whole.trainer.records, last.trainer.records, strict=True):
+        assert one.facts == two.facts
+    assert last.events("epoch") == whole.events("epoch")

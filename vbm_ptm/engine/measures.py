@@ -1,0 +1,271 @@
+"""What the paper explains its gain with, measured while a task is trained: retention by epoch, and how features move.
+
+View-Batch Model (CVPR 2025), section "Empirical Evidence" and the appendix on the degree of forgetting. Nothing here
+touches generators, buffers or batch statistics: a run that is measured ends with the same weights as one that is not.
+Shapes: n samples of the task, N test images, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from vbm_ptm.data.image_split import ImageSplit
+from vbm_ptm.data.loaders import Loaders
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.data.view_batch import chunk
+from vbm_ptm.engine.features import TaskFeatures
+from vbm_ptm.engine.task_training import TaskTraining
+from vbm_ptm.engine.tracking import RunLog
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seeded
+
+Flags = npt.NDArray[np.bool_]
+
+_PREFIX = "measures/"
+
+
+def degree_of_forgetting(retention: Sequence[float], *, first: int) -> float | None:
+    """Return the population variance of the retention over the epochs from ``first`` on; None without any.
+
+    The appendix sums to E with the divisor E - first; r_E does not exist, so that the sum ends at E - 1.
+
+    Args:
+        retention: Accuracy on the current task after each epoch, in percent.
+        first: The saturated epoch, counted from 0.
+    """
+    saturated = retention[first:]
+    return float(np.var(saturated)) if len(saturated) else None
+
+
+class Retention:
+    """Accuracy on the current task after every epoch, and what its samples lose before they come back.
+
+    The class with the best score of all seen classes is compared with the label, under the evaluation transform. A
+    learner that rules classes out is asked for the task's own expert, as it cannot choose the session it is in.
+
+    Args:
+        learner: In training on the task.
+        task: The task.
+        accelerator: Devices, ranks and precision.
+        loaders: Bring the images.
+    """
+
+    def __init__(self, learner: Learner, task: Task, *, accelerator: Accelerator, loaders: Loaders) -> None:
+        self._learner, self._task, self._accelerator, self._loaders = learner, task, accelerator, loaders
+        self.train: list[float] = []
+        self.test: list[float] = []
+        num_samples = len(loaders.benchmark.training_rows(task))
+        self._now = np.zeros(num_samples, dtype=bool)
+        self._after_visit = np.zeros(num_samples, dtype=bool)
+        self._is_visited = np.zeros(num_samples, dtype=bool)
+        self._num_lost = self._num_rests = 0
+
+    def measure(self, visited: Sequence[int]) -> dict[str, float]:
+        """Measure after an epoch; return the accuracies in percent.
+
+        Args:
+            visited: Positions of the samples that the epoch has visited; those that a learner rehearses beside the rows
+                of the task stand behind them and are left out.
+        """
+        benchmark = self._loaders.benchmark
+        before, rows = self._now, benchmark.training_rows(self._task)
+        self._now = self._correct(benchmark.datasets.train, rows)
+        chosen = np.asarray(visited, dtype=np.int64)
+        chosen = chosen[chosen < len(rows)]
+        rested = chosen[self._is_visited[chosen]]
+        self._num_rests += len(rested)
+        self._num_lost += int(self._after_visit[rested].sum()) - int(before[rested].sum())
+        self._after_visit[chosen] = self._now[chosen]
+        self._is_visited[chosen] = True
+        found = {"train_accuracy": 100 * float(self._now.mean())}
+        self.train.append(found["train_accuracy"])
+        test = self._correct(benchmark.datasets.test, benchmark.test_rows(self._task))
+        if len(test):
+            found["test_accuracy"] = 100 * float(test.mean())
+            self.test.append(found["test_accuracy"])
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a task's record keeps.
+
+        The second half of the epochs counts as saturated. ``sample_forgetting`` is what accuracy on a sample falls from
+        the end of the epoch that visits it to the end of the epoch before its next visit, in points: 0 by definition
+        where every epoch visits it.
+        """
+        known = {"train": self.train, "test": self.test}
+        degrees = {
+            name: degree_of_forgetting(values, first=len(values) // 2) for name, values in known.items()
+        }
+        return {
+            "epoch_accuracy": {name: [round(value, 4) for value in values] for name, values in known.items()},
+            "degree_of_forgetting": {name: value for name, value in degrees.items() if value is not None},
+            "sample_forgetting": 100 * self._num_lost / self._num_rests if self._num_rests else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load_state`` needs, as JSON values."""
+        flags = {"now": self._now, "after_visit": self._after_visit, "is_visited": self._is_visited}
+        counts = {"num_lost": self._num_lost, "num_rests": self._num_rests}
+        return {"train": self.train, "test": self.test, **counts, **{n: _packed(f) for n, f in flags.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of a task."""
+        size = len(self._now)
+        self.train, self.test = list(state["train"]), list(state["test"])
+        self._num_lost, self._num_rests = state["num_lost"], state["num_rests"]
+        self._now = _unpacked(state["now"], size)
+        self._after_visit = _unpacked(state["after_visit"], size)
+        self._is_visited = _unpacked(state["is_visited"], size)
+
+    @torch.no_grad()
+    def _correct(self, split: ImageSplit, rows: npt.NDArray[np.int64]) -> Flags:
+        """Return for each row whether it is classified correctly; the same on every rank."""
+        learner, accelerator = self._learner, self._accelerator
+        found = torch.zeros(len(rows), dtype=torch.int64, device=accelerator.device)
+        position, _ = chunk(len(rows), accelerator.process_index, accelerator.num_processes)
+        classes = learner.columns(self._task.classes, accelerator.device)
+        was_training = learner.training
+        learner.eval()
+        with seeded(0):
+            for images, labels, _ in self._loaders.evaluation(split, rows):
+                here = images.to(accelerator.device, non_blocking=True)
+                with accelerator.autocast():
+                    if learner.rules_out_classes:
+                        best = classes[learner.predict_task(here, self._task).argmax(1)]
+                    else:
+                        best = learner.predict(here).argmax(1)
+                found[position : position + len(best)] = best == labels.to(accelerator.device)
+                position += len(best)
+        learner.train(was_training)
+        if accelerator.num_processes > 1:
+            found = accelerator.reduce(found, reduction="sum")
+        flags: Flags = found.cpu().numpy().astype(bool)
+        return flags
+
+
+class FeatureDrift:
+    """How far training on a task moves the query features of the test images seen so far.
+
+    Args:
+        features: Computes features, on all ranks.
+        rows: (N,) rows of the test split.
+    """
+
+    def __init__(self, features: TaskFeatures, rows: npt.NDArray[np.int64]) -> None:
+        self._features, self._rows = features, rows
+        self.before: Tensor | None = None
+
+    def begin(self) -> None:
+        """Remember the features as they are."""
+        self.before = self._look()
+
+    def change(self) -> float | None:
+        """Return |now - before| / |before| over all images (Frobenius norms); None without images."""
+        if self.before is None or not len(self.before):
+            return None
+        return float((self._look() - self.before).norm() / self.before.norm())
+
+    def _look(self) -> Tensor:
+        was_training = self._features.learner.training
+        self._features.learner.eval()
+        with seeded(0):
+            table = self._features.of_test(self._rows)
+        self._features.learner.train(was_training)
+        return table.double()
+
+
+class TaskMeasures:
+    """What is measured of one task, as far as it is asked for.
+
+    Args:
+        learner: Has begun the task, and is on its device.
+        task: The task.
+        accelerator: Devices, ranks and precision.
+        loaders: Bring the images.
+        every_epoch: Measure retention.
+        feature_drift: Measure how features move.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        task: Task,
+        *,
+        accelerator: Accelerator,
+        loaders: Loaders,
+        every_epoch: bool,
+        feature_drift: bool,
+    ) -> None:
+        self._task = task
+        self._retention: Retention | None = None
+        self._drift: FeatureDrift | None = None
+        self._change: float | None = None
+        if every_epoch:
+            self._retention = Retention(learner, task, accelerator=accelerator, loaders=loaders)
+        if feature_drift:
+            benchmark = loaders.benchmark
+            seen = benchmark.scenario.seen_after(task.index)[benchmark.first_task :]
+            rows = np.concatenate([benchmark.test_rows(each) for each in seen])
+            features = TaskFeatures(learner, task, accelerator=accelerator, loaders=loaders)
+            self._drift = FeatureDrift(features, rows)
+
+    def begin(self) -> None:
+        """Look at what training will change."""
+        if self._drift:
+            self._drift.begin()
+
+    def after_epoch(self, training: TaskTraining, epoch: int, log: RunLog) -> None:
+        """Measure what an epoch has left."""
+        if self._retention:
+            found = self._retention.measure(training.visited_in(epoch))
+            log.write("epoch", task=self._task.index, epoch=epoch, **found)
+
+    def end(self) -> None:
+        """Look at what training has changed."""
+        if self._drift:
+            self._change = self._drift.change()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a task's record keeps."""
+        return (self._retention.facts() if self._retention else {}) | {"feature_drift": self._change}
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load_state`` needs, as JSON values."""
+        return {"retention": self._retention.state() if self._retention else None}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what it needs beside, by name."""
+        before = self._drift.before if self._drift else None
+        return {} if before is None else {f"{_PREFIX}features": before}
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on in the middle of a task.
+
+        Args:
+            state: What ``state`` returned.
+            tensors: What ``tensors`` returned, among others.
+        """
+        if self._retention:
+            self._retention.load_state(state["retention"])
+        if self._drift:
+            self._drift.before = tensors[f"{_PREFIX}features"]
+
+
+def without_measures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that are not those of ``TaskMeasures``."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(_PREFIX)}
+
+
+def _packed(flags: Flags) -> str:
+    return np.packbits(flags).tobytes().hex()
+
+
+def _unpacked(text: str, size: int) -> Flags:
+    return np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8), count=size).astype(bool)
