@@ -105,21 +105,44 @@ MAMMOTH = (
 )
 S_CIFAR10 = MAMMOTH | schedule(epochs=50) | inputs(normalization="cifar10")
 S_TINY = MAMMOTH | schedule(epochs=100) | inputs(normalization="tiny_imagenet") | {"backbone.image_size": 64}
-ONE_VIEW = {"view_batch.num_views": 1}
+ONE_VIEW, FOUR_VIEWS = {"view_batch.num_views": 1}, {"view_batch.num_views": 4}
 
-# Rehearsal: (learner, data set) -> source, what "official" has to be, and the views of "paper".
-REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, int]] = {
-    ("er", "cifar10"): (
-        "mammoth: best_args, er, 200 images; views of ER are not stated",
-        S_CIFAR10 | own(capacity=200, draw_size=32) | schedule(learning_rate=0.1, weight_decay=0),
-        4,
-    ),
-    ("er", "tiny_imagenet"): (
-        "mammoth: best_args, er, 200 images; views of ER are not stated",
-        S_TINY | own(capacity=200, draw_size=32) | schedule(learning_rate=0.1, weight_decay=0),
-        4,
-    ),
-}
+# (learner, data set) -> source, what "official" has to be, and what is different in "paper".
+REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
+    (learner, dataset): (
+        "mammoth: utils/best_args.py, 200 images; views by the ablation of the recall interval, where it tells",
+        (S_CIFAR10 if dataset == "cifar10" else S_TINY) | ONE_VIEW | common | more,
+        paper,
+    )
+    for learner, common, paper, parts in (
+        ("er", own(capacity=200, draw_size=32) | schedule(learning_rate=0.1, weight_decay=0), FOUR_VIEWS, ({}, {})),
+        (
+            "icarl",
+            own(capacity=200, classifier="nearest_mean", all_columns=True) | schedule(weight_decay=2e-5),
+            FOUR_VIEWS | own(all_columns=False) | schedule(weight_decay=1e-5),
+            (schedule(learning_rate=0.1), schedule(learning_rate=0.03)),
+        ),
+        (
+            "dark_er",
+            own(capacity=200, draw_size=32) | schedule(learning_rate=0.03, weight_decay=0),
+            {},
+            (own(alpha=0.3), own(alpha=0.1)),
+        ),
+        (
+            "der_pp",
+            own(capacity=200, draw_size=32) | schedule(learning_rate=0.03, weight_decay=0),
+            {"view_batch.num_views": 3} | own(draw_size=36) | schedule(batch_size=36),
+            (own(alpha=0.1, beta=0.5), own(alpha=0.1, beta=1.0)),
+        ),
+        (
+            "lwf",
+            own(temperature=2.0) | schedule(learning_rate=0.01, weight_decay=5e-4),
+            FOUR_VIEWS,
+            (own(alpha=3.0), own(alpha=1.0)),
+        ),
+    )
+    for dataset, more in zip(("cifar10", "tiny_imagenet"), parts, strict=True)
+}  # fmt: skip
 
 # (learner, data set) -> source, and what preset "official" has to be on it.
 OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
@@ -210,7 +233,7 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         "S-Prompts: configs/domainnet_slip.json, the CLIP variant's (an inference)",
         SESSION | SESSION_SCHEDULE | schedule(epochs=30) | inputs(normalization="imagenet", interpolation="bilinear"),
     ),
-    **{key: (source, numbers | ONE_VIEW) for key, (source, numbers, _) in REHEARSAL.items()},
+    **{key: (source, numbers) for key, (source, numbers, _) in REHEARSAL.items()},
 }  # fmt: skip
 
 # The appendix of the paper ("Hyper-parameters for ViT-B/16 backbone") and one AutoAugment policy for all data sets;
@@ -233,10 +256,7 @@ PAPER: dict[tuple[str, str], tuple[str, Numbers]] = {
         for key, row in OFFICIAL.items()
         if key[0] in ("l2p", "dualprompt", "s_prompt_pp", "coda_prompt", "s_iprompt")
     },
-    **{
-        key: (source, numbers | {"view_batch.num_views": views})
-        for key, (source, numbers, views) in REHEARSAL.items()
-    },
+    **{key: (source, numbers | paper) for key, (source, numbers, paper) in REHEARSAL.items()},
 }
 
 # Found on held-out training digits with one view: configs/studies/embedded_rates.yaml and slca_embedded.yaml. No preset
@@ -256,6 +276,10 @@ EMBEDDED: dict[str, Numbers] = {
     "coda_prompt": schedule(optimizer="adam", learning_rate=1e-2, schedule="quarter_cosine"),
     "s_iprompt": schedule(optimizer="sgd", learning_rate=0.03, schedule="cosine", weight_decay=5e-4),
     "er": NARROW | schedule(learning_rate=0.05),
+    "icarl": NARROW | schedule(learning_rate=0.1),
+    "dark_er": NARROW | schedule(learning_rate=0.03),
+    "der_pp": NARROW | schedule(learning_rate=0.03),
+    "lwf": NARROW | schedule(learning_rate=0.01),
     "nearest_mean": {},
     "ran_pac": {},
     "aper": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)

@@ -94,9 +94,10 @@ def features_of(learner: Learner, toy: Toy, task: Task) -> Any:
     def features(
         rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = torch.arange(len(toy.labels[task.index])) if rows is None else torch.tensor(rows)
-        values = learner.query(toy.images[task.index][wanted])
-        return values, toy.labels[task.index][wanted], wanted
+        first = sum(len(labels) for labels in toy.labels[: task.index])  # rows count the images of all tasks
+        own = torch.arange(first, first + len(toy.labels[task.index]))
+        wanted = own if rows is None else torch.tensor(rows, dtype=torch.int64)
+        return learner.query(torch.cat(toy.images)[wanted]), torch.cat(toy.labels)[wanted], wanted
 
     return features
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageSplit
+from vbm_ptm.data.view_batch import MultiViewDataset
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Learner
 
-STREAMS = {"er": {"capacity": 6, "draw_size": 4}}
+STREAMS = {name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")}
 
 
 @pytest.fixture(params=STREAMS)
@@ -32,6 +34,22 @@ def stream(request: pytest.FixtureRequest, new_learner: Callable[..., Learner]) 
 
 def tensors_of(learner: Learner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+
+
+def stop_in(run: Any, *, task: int, step: int) -> None:
+    """Train until SIGTERM comes in a step of a task, counted from 1."""
+    learner, forward = run.trainer.learner, run.trainer.learner.forward
+    calls: list[int] = []
+
+    def in_a_step(*inputs: Any) -> Any:
+        calls.append(learner.task.index)
+        if calls.count(task) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(*inputs)
+
+    learner.forward = in_a_step
+    with pytest.raises(TrainingInterrupted), run.stop.listening():
+        run.trainer.fit()
 
 
 @pytest.mark.parametrize("num_views", [1, 2])
@@ -87,18 +105,7 @@ def test_fit__goes_on_with_the_same_buffer_and_draws(
     whole = new_run(stream(), benchmark_of_three, name="whole", **settings)
     whole.trainer.fit()
     stopped = new_run(stream(), benchmark_of_three, name="parts", **settings)
-    learner, forward = stopped.trainer.learner, stopped.trainer.learner.forward
-    calls: list[int] = []
-
-    def in_the_second_task(*inputs: Any) -> Any:
-        calls.append(learner.task.index)
-        if calls.count(1) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return forward(*inputs)
-
-    learner.forward = in_the_second_task
-    with pytest.raises(TrainingInterrupted), stopped.stop.listening():
-        stopped.trainer.fit()
+    stop_in(stopped, task=1, step=2)
     again = new_run(stream(), benchmark_of_three, name="parts", goes_on=True, **settings)
     again.trainer.fit()
     one, two = tensors_of(whole.trainer.learner), tensors_of(again.trainer.learner)
@@ -119,3 +126,69 @@ def test_fit__brings_the_same_draws_through_workers(
         run.trainer.fit()
     one, two = (tensors_of(run.trainer.learner) for run in runs)
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("num_views", [1, 2])
+def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    num_views: int,
+) -> None:
+    learner = new_learner("icarl", on_resnet=True, capacity=12)
+    shown: list[Counter[int]] = []
+    dataset = MultiViewDataset.__getitem__
+
+    def noted(self: MultiViewDataset, key: tuple[int, int]) -> Any:
+        while len(shown) <= self.task_index:
+            shown.append(Counter())
+        shown[self.task_index][int(self.rows[key[1]])] += 1
+        return dataset(self, key)
+
+    monkeypatch.setattr(MultiViewDataset, "__getitem__", noted)
+    run = new_run(learner, benchmark_of_three, num_views=num_views, epochs=4)
+    planned = [run.trainer._steps_of(task) for task in benchmark_of_three.scenario.tasks]
+    exemplars: list[set[int]] = []
+    begin_task = learner.begin_task
+
+    def at_the_beginning(task: Any) -> None:
+        exemplars.append(set(learner.rehearsed_rows().tolist()))
+        begin_task(task)
+
+    learner.begin_task = at_the_beginning
+    run.trainer.fit()
+    for task, rows, held in zip(benchmark_of_three.scenario.tasks, shown, exemplars, strict=True):
+        own = set(benchmark_of_three.training_rows(task).tolist())
+        assert set(rows) == own | held
+        assert set(rows.values()) == {4 // num_views}
+    # 12 images for 2 classes of 5 each, then for 4: 3 each.
+    assert [len(held) for held in exemplars] == [0, 10, 12]
+    assert [record.num_samples for record in run.trainer.records] == [10, 20, 22]
+    assert [record.num_steps for record in run.trainer.records] == planned
+    assert run.trainer.records[-1].learner_report["buffer"]["per_class"] == {str(k): 2 for k in range(6)}
+
+
+@pytest.mark.parametrize("name", ["icarl", "lwf"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    name: str,
+    step: int,
+) -> None:
+    def fresh() -> Learner:
+        return new_learner(name, on_resnet=True)
+
+    settings = {"num_views": 2, "every": "1 steps", "log_every": 1}
+    whole = new_run(fresh(), benchmark_of_three, name="whole", **settings)
+    whole.trainer.fit()
+    stopped = new_run(fresh(), benchmark_of_three, name="parts", **settings)
+    stop_in(stopped, task=1, step=step)
+    again = new_run(fresh(), benchmark_of_three, name="parts", goes_on=True, **settings)
+    again.trainer.fit()
+    one, two = tensors_of(whole.trainer.learner), tensors_of(again.trainer.learner)
+    assert list(one) == list(two)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert whole.trainer.matrix.to_dict() == again.trainer.matrix.to_dict()

@@ -120,3 +120,8 @@ def test_learner_class__names_the_file_and_its_learners(
         learner_class(name)
     assert f"{name}.py defines {number} Learner classes" in str(caught.value)
     assert ("'Twin0', 'Twin1'" in str(caught.value)) == bool(number)
+
+
+def test_learner_class__refuses_a_name_of_two_methods() -> None:
+    with pytest.raises(UsageError, match=r"'der' is the name of two methods.*dark_er.*der_pp.*Yan"):
+        learner_class("der")

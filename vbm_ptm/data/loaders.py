@@ -126,7 +126,7 @@ class Loaders:
         split: ImageSplit,
         rows: Integers,
         *,
-        transform: Literal["eval", "weak"] = "eval",
+        transform: Literal["eval", "flip", "weak"] = "eval",
         task_index: int = 0,
     ) -> DataLoader[EvaluationBatch]:
         """Return a loader of this rank's share of the rows: each row on exactly one rank, none padded.
@@ -247,7 +247,8 @@ class SingleViewDataset(Dataset[Tensor]):
         split: Training or test split.
         class_indices: Class index of every row of the split.
         transforms: Evaluation and weak view.
-        transform: "weak" draws once per row, always the same draw for the same seed and task.
+        transform: "flip" is the mirror image of "eval"; "weak" draws once per row, always the same draw for the same
+            seed and task.
         seed: Training seed.
         task_index: Index of the task.
     """
@@ -258,7 +259,7 @@ class SingleViewDataset(Dataset[Tensor]):
         *,
         class_indices: Integers,
         transforms: ViewTransforms,
-        transform: Literal["eval", "weak"],
+        transform: Literal["eval", "flip", "weak"],
         seed: int,
         task_index: int,
     ) -> None:
@@ -278,6 +279,8 @@ class SingleViewDataset(Dataset[Tensor]):
         image = self.split.image(row)
         if self.transform == "eval":
             return self.transforms.evaluate(image)
+        if self.transform == "flip":
+            return self.transforms.evaluate(image).flip(-1)
         with seeded(seed_for("features", seed=self.seed, task=self.task_index, sample=row)):
             return self.transforms.weak(image)
 

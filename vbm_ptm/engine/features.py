@@ -6,7 +6,6 @@ Shapes: n rows that are asked for, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import chunk
-from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.base import ImageTransform, Learner
 
 # Bytes that one message between ranks holds; it passes through the device, where a whole table may not fit.
 _MESSAGE_BYTES = 2**26
@@ -37,7 +36,7 @@ class TaskFeatures:
         self.loaders = loaders
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
+        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, D) float32, class indices (n,) and sample ids (n,) on the CPU, in the order of rows.
 
@@ -64,9 +63,7 @@ class TaskFeatures:
         return self._table(self.loaders.benchmark.datasets.test, rows, "eval")
 
     @torch.no_grad()
-    def _table(
-        self, split: ImageSplit, wanted: NDArray[np.int64], transform: Literal["eval", "weak"]
-    ) -> Tensor:
+    def _table(self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform) -> Tensor:
         loader = self.loaders.evaluation(split, wanted, transform=transform, task_index=self.task.index)
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]

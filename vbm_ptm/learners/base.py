@@ -20,6 +20,8 @@ from vbm_ptm.settings import Settings
 # What a query serves for in training: choosing or mixing prompts, and drawing keys near.
 QueryRole = Literal["query", "pull"]
 
+# How an image is prepared for its features.
+ImageTransform = Literal["eval", "flip", "weak"]
 # Which tasks have training steps.
 TrainedTasks = Literal["all", "first", "none"]
 
@@ -120,13 +122,14 @@ class Features(Protocol):
     """Query features of the current task's training images, computed when asked for."""
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
+        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, D) float32, class indices (n,), sample ids (n,), each row exactly once.
 
         Args:
             rows: Row numbers of the training split; None for all rows of the task.
-            transform: "eval" for the test transform, "weak" for the baseline's training transform.
+            transform: "eval" for the test transform, "flip" for its mirror image, "weak" for the baseline's training
+                transform.
         """
 
 

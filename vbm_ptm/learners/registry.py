@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from vbm_ptm.backbones import Backbone
     from vbm_ptm.learners.base import Learner
 
-NOT_LEARNERS = {"alignment", "base", "first_session", "prototypes", "registry"}
+NOT_LEARNERS = {"alignment", "base", "first_session", "logit_memory", "prototypes", "registry", "teacher"}
+# Names under which more than one method is known.
+AMBIGUOUS = {
+    "der": "dark experience replay (Buzzega et al.), here 'dark_er' and, with labels, 'der_pp'; and dynamically "
+    "expandable representation (Yan et al.), which is not among the learners",
+}
 
 
 def list_learners() -> list[str]:
@@ -44,6 +49,8 @@ def learner_class(name: str) -> type[Learner]:
         if not (inspect.isclass(found) and issubclass(found, Learner)):
             raise UsageError(f"learner '{name}' is not a subclass of vbm_ptm.learners.base.Learner.")
     else:
+        if name in AMBIGUOUS:
+            raise UsageError(f"learner '{name}' is the name of two methods: {AMBIGUOUS[name]}.")
         if name not in list_learners():
             raise UsageError(unknown_name("learner", name, list_learners()))
         module = importlib.import_module(f"vbm_ptm.learners.{name}")

@@ -1,0 +1,97 @@
+"""LwF: learning without forgetting, and without any past image.
+
+Li, Hoiem: "Learning without Forgetting", TPAMI 2017; as run by Buzzega et al. (2020), repository mammoth. The network
+as it was before the task answers each image of the task; softened by a temperature, the new network's answers in the
+columns of earlier classes are to be the same. The cross-entropy sees all classes so far.
+
+Differs from the official code in:
+  - The old network sees the same views, normalised like them; mammoth shows it un-normalised images.
+  - The new columns have no training of their own before the task.
+  - In the domain-incremental scenario the columns of all classes seen before the task are distilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from vbm_ptm.backbones import Backbone
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import SharedHead
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.teacher import Teacher
+
+
+class LwFConfig(LearnerConfig):
+    """Settings of LwF.
+
+    Attributes:
+        alpha: Weight of the distillation.
+        temperature: Divides the logits of both networks.
+    """
+
+    name: str = "lwf"
+    alpha: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=2.0, gt=0)
+
+
+class LwF(Learner):
+    """Backbone and one head, held to the answers of the network before the task."""
+
+    config_class = LwFConfig
+    backbone_class = Backbone
+
+    def __init__(self, backbone: Backbone, config: LwFConfig, *, num_tasks: int) -> None:
+        super().__init__(backbone, config, num_tasks=num_tasks)
+        self.backbone.requires_grad_(True)
+        self.head = SharedHead(backbone.width)
+        self.teacher: Teacher | None = None
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as the teacher, and add columns."""
+        super().begin_task(task)
+        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        self.head.widen(task.num_seen_classes)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the backbone and the head."""
+        return [
+            ParameterGroup("backbone", list(self.backbone.parameters())),
+            ParameterGroup("head", list(self.head.parameters())),
+        ]
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return logits (N, seen) and the distillation of each image."""
+        logits = self.head(self.backbone.features(images))
+        auxiliary = {}
+        if self.teacher is not None:
+            taught = self.teacher(images)
+            losses = soft_cross_entropy(
+                logits[:, : taught.shape[1]], taught, temperature=self.config.temperature
+            )
+            auxiliary["distillation"] = self.config.alpha * losses
+        return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), auxiliary)
+
+    def end_task(self, task: Task, features: Features) -> None:
+        """Let the teacher go."""
+        self.teacher = None
+
+    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
+        """The teacher is gone."""
+        super().allocate(task, shapes)
+        self.teacher = None
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return logits (N, seen)."""
+        scores: Tensor = self.head(self.query(images) if query is None else query)
+        return scores
+
+
+def soft_cross_entropy(logits: Tensor, taught: Tensor, *, temperature: float) -> Tensor:
+    """Return -sum q log p of each image (N,), q and p the softmax of taught (N, K) and logits (N, K) by temperature."""
+    log_probabilities = F.log_softmax(logits / temperature, dim=1)
+    return -((taught / temperature).softmax(1) * log_probabilities).sum(1)

@@ -1,0 +1,43 @@
+"""A network as it was before a task: what distillation compares with.
+
+Shapes: N images, K columns of the logits at that time.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from vbm_ptm.backbones import Backbone
+
+
+class Teacher(nn.Module):
+    """A frozen copy that stays in evaluation mode, so that its batch norms never move.
+
+    It is part of the learner's state: make it in ``begin_task``, before anything grows, and drop it in ``end_task`` and
+    ``allocate``.
+
+    Args:
+        backbone: Is copied.
+        head: Features (N, D) -> logits (N, K); is copied.
+    """
+
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(backbone)
+        self.head = copy.deepcopy(head)
+        self.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Teacher:
+        """Stay in evaluation mode, whatever the learner's mode is."""
+        super().train(False)
+        return self
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (N, K) without gradient."""
+        logits: Tensor = self.head(self.backbone.features(images))
+        return logits
