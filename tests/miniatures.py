@@ -11,10 +11,12 @@ import colorsys
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import ClassLabel, Dataset, Features
 from PIL import Image
 
@@ -136,3 +138,37 @@ def _arguments(dataset: str, folder: Path, num_classes: int | None = None) -> li
     settings = {"path": folder, "expected": "null", **({"num_classes": num_classes} if num_classes else {})}
     options = [word for key, value in settings.items() for word in ("--set", f"dataset.{key}={value}")]
     return ["--dataset", dataset, *options, "--set", "trainer.mixed_precision=no"]
+
+
+def write_table(
+    file: Path,
+    labels: Sequence[Any],
+    *,
+    class_names: Sequence[str] | None = None,
+    first: int = 0,
+    images: Sequence[Any] | None = None,
+    image_type: pa.DataType | None = None,
+    **columns: Sequence[Any],
+) -> Path:
+    """Write a parquet file with the columns image and label, all images of it and of other ``first`` rows different.
+
+    Args:
+        file: The file.
+        labels: Of every row.
+        class_names: Makes the labels class labels, as Hugging Face writes them.
+        first: Number of the first row's picture.
+        images: In place of pictures as structures with bytes and path.
+        image_type: Their type.
+        columns: Further columns.
+    """
+    pictures = [
+        {"bytes": picture(0, of=1, number=first + row, file_format="PNG"), "path": None}
+        for row in range(len(labels))
+    ]
+    table = pa.table({"image": pa.array(images or pictures, image_type), "label": labels, **columns})
+    if class_names is not None:
+        features = Features({"label": ClassLabel(names=list(class_names))})
+        table = table.replace_schema_metadata(features.arrow_schema.metadata)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, file)
+    return file

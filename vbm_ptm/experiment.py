@@ -74,7 +74,7 @@ def run(
     if finished and finished.is_finished and not (skip_damaged and is_damaged(directory)):
         logger.info("%s is finished: nothing is read or trained", directory.path)
         return finished.to_json()
-    config = directory.with_stored_precision(config)
+    config = directory.kept(config)
     accelerator = build_accelerator(
         device=config.device,
         mixed_precision=config.trainer.mixed_precision,

@@ -187,5 +187,5 @@ def test_check_images__finds_every_bad_image(tmp_path: Path) -> None:
 
 def test_decode_image__does_not_wait_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(UsageError, match=r"pipe\.png': broken \(not a file\)"):
+    with pytest.raises(UsageError, match=r"pipe\.png': not a file"):
         decode_image(tmp_path / "pipe.png")

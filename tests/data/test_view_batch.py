@@ -421,10 +421,9 @@ class TestMultiViewDataset:
     ) -> None:
         images = [split.rows[row]["image"] for row in range(4)]
         images[3] = {"bytes": b"not an image", "path": None}
-        features = split.rows.features
         damaged = replace(
             split,
-            rows=Dataset.from_dict({"image": images}, features=features),
+            rows=Dataset.from_dict({"image": images}),
             labels=split.labels[:4],
             source_names=split.source_names[:4],
         )

@@ -18,6 +18,7 @@ from vbm_ptm.config.tree import leaves
 from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.reading.integrity import shared_images
+from vbm_ptm.data.reading.table_copies import copies_bytes
 from vbm_ptm.data.record import SplitRecord
 from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.trainer import parameter_counts
@@ -155,6 +156,7 @@ def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> N
         "images verified": record.verified,
         "test images that are training images": len(shared),
         "split SHA-256": datasets.split_sha256,
+        "disk for copies of parquet files": _size(copies_bytes()) if record.kind == "parquet" else "",
     }
     for key in [key for key, value in found.facts.items() if value == ""]:
         del found.facts[key]

@@ -202,7 +202,8 @@ class ComposedConfig:
 def stored_config(tree: Mapping[str, Any], origin: str) -> ComposedConfig:
     """Compose what a run has stored; settings that it does not know yet mean what they meant for it."""
     composed = ComposedConfig()
-    composed.merge({"trainer": {"mixed_precision": "no"}}, "runs before there was a choice")
+    before = {"trainer": {"mixed_precision": "no"}, "dataset": {"row_names": "number"}}
+    composed.merge(before, "runs before there was a choice")
     composed.merge(tree, origin)
     return composed
 

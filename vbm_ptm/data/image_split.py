@@ -14,6 +14,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from PIL import Image
 
+from vbm_ptm.data.image_rows import ImageRows
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.record import DataRecord
 
@@ -23,18 +24,25 @@ class ImageSplit:
     """The images of one split and their classes.
 
     Attributes:
-        rows: One column ``image``, undecoded; N rows.
+        rows: N undecoded images.
         labels: (N,) class ids.
         domains: (N,) names of domains, if the data set has them.
         name: "train" or "test".
         source_names: (N,) text: the path below the data set's folder, or the row of the source.
+        keys: (N,) text: what the split's hash and its file know each row by; None for the names.
     """
 
-    rows: Dataset
+    rows: ImageRows | Dataset
     labels: NDArray[np.int64]
     domains: NDArray[np.str_] | None
     name: Literal["train", "test"]
     source_names: pa.Array
+    keys: pa.Array | None = None
+
+    @property
+    def split_keys(self) -> pa.Array:
+        """(N,) what the split's hash and its file know each row by."""
+        return self.source_names if self.keys is None else self.keys
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,7 +64,7 @@ class ImageDatasets:
         train: Training images.
         test: Test images, or the validation images where a validation fraction is set.
         class_names: Class id -> name as written.
-        split_sha256: Over which image is in which split and class; not over the order of the files.
+        split_sha256: Over which image is in which split and class; not over the order of files or rows.
         record: What was found and decided, for the result of a run.
     """
 

@@ -6,29 +6,20 @@ import io
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vbm_ptm.errors import UsageError
+from vbm_ptm.stand_ins import STAND_IN_BYTES, describe_stand_in
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"}
 )
-
-_EXIF_ORIENTATION = 0x0112
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def decode_image(
@@ -59,7 +50,30 @@ def decode_image(
         content, path = value.get("bytes"), value.get("path")
     if content is None and not path:
         raise UsageError(f"cannot read image {name or '(without a name)'}: it has neither bytes nor a path.")
-    return _named(lambda: _read(content, path), name or str(path or "(without a name)"))
+    return _named(lambda: _read(content, path), called(name, path))
+
+
+def called(name: str | None, path: str | Path | None) -> str:
+    """Return what an error calls an image: its name, and the path that was tried where the name does not say it."""
+    if name is None or path is None or str(path).endswith(name):
+        return name or str(path or "(without a name)")
+    return f"{name}' at '{path}"
+
+
+def no_such_file(path: str | Path | None) -> str:
+    """Say that there is no file at a path, and where a link there leads to."""
+    if path is not None and os.path.islink(path):
+        return f"there is no such file, only a link to '{os.readlink(path)}', where there is none"
+    return "there is no such file"
+
+
+def has_flat_shape(value: Mapping[str, Any] | None) -> bool:
+    """Return whether an undecoded image is one pixel high or wide, by its head alone; False where it cannot be read."""
+    with suppress(Exception):
+        content, path = (value or {}).get("bytes"), str((value or {}).get("path"))
+        with Image.open(path if content is None else io.BytesIO(content)) as image:
+            return min(image.size) == 1 < max(image.size)
+    return False
 
 
 def check_images(values: Callable[[int], Any], names: Callable[[int], str], count: int) -> dict[int, str]:
@@ -83,49 +97,51 @@ def check_images(values: Callable[[int], Any], names: Callable[[int], str], coun
         return {index: text for index, text in found if text is not None}
 
 
+class _UnreadableError(Exception):
+    """An image that no decoder was asked for, or knew; the message says why."""
+
+
 def _named(decode: Callable[[], Image.Image], name: str) -> Image.Image:
     """Run a decoder; whatever a Pillow plug-in raises becomes one error that names the image."""
     try:
         return decode()
     except FileNotFoundError as error:
-        raise UsageError(f"cannot read image '{name}': there is no such file.") from error
+        raise UsageError(f"cannot read image '{name}': {no_such_file(error.filename)}.") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UsageError(f"cannot read image '{name}': too large ({error}); make it smaller.") from error
+    except _UnreadableError as error:
+        raise UsageError(f"cannot read image '{name}': {error}.") from error
     except Exception as error:  # plug-ins raise OSError, SyntaxError, ValueError, EOFError, struct.error ...
-        raise UsageError(f"cannot read image '{name}': {_reason(error)}.") from error
-
-
-def _reason(error: Exception) -> str:
-    if str(error) == "empty file":
-        return "the file is empty"
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image in any known format"
-    return f"broken ({str(error) or type(error).__name__})"
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"cannot read image '{name}': broken ({reason}).") from error
 
 
 def _read(content: bytes | None, path: str | Path | None) -> Image.Image:
     if content is not None:
-        if not content:
-            raise ValueError("empty file")
-        with Image.open(io.BytesIO(content)) as image:
-            return _upright_rgb(image)
+        return _decode(io.BytesIO(content))
     if not os.path.isfile(str(path)) and os.path.exists(str(path)):
-        raise ValueError("not a file")  # to open a named pipe would wait for its other end
+        raise _UnreadableError("not a file")  # to open a named pipe would wait for its other end
     with open(str(path), "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise ValueError("empty file")
+        return _decode(file)
+
+
+def _decode(file: IO[bytes]) -> Image.Image:
+    start = file.read(STAND_IN_BYTES)
+    file.seek(0)
+    if not start:
+        raise _UnreadableError("the file is empty")
+    try:
         with Image.open(file) as image:
             return _upright_rgb(image)
+    except UnidentifiedImageError:
+        raise _UnreadableError(describe_stand_in(start) or "not an image in any known format") from None
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
     image.load()
-    try:
-        orientation = image.getexif().get(_EXIF_ORIENTATION)
-    except Exception:  # broken EXIF does not make the pixels bad
-        orientation = None
-    converted = _to_rgb(image)
-    return converted.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else converted
+    with suppress(Exception):  # broken EXIF does not make the pixels bad
+        image = ImageOps.exif_transpose(image)
+    return _to_rgb(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -71,6 +71,7 @@ class SourceRecord(Record):
         test_folder: Of an image folder: its folder of test images.
         empty_class_folders: Class folders without images, which are not classes.
         ignored_files: Files that are not images of a class.
+        ignored_tables: Of a folder of parquet files: those that are no part of a split in use.
         unused_folders: Folders that belong to no split.
         lists: What says which image is in which split.
         unlisted_images: Images in none of these lists.
@@ -85,6 +86,7 @@ class SourceRecord(Record):
     test_folder: str | None = None
     empty_class_folders: tuple[str, ...] = ()
     ignored_files: tuple[str, ...] = ()
+    ignored_tables: tuple[str, ...] = ()
     unused_folders: tuple[str, ...] = ()
     lists: tuple[ListRecord, ...] = ()
     unlisted_images: tuple[str, ...] = ()
@@ -141,6 +143,7 @@ class DataRecord(Record):
         test_folder: As there.
         empty_class_folders: As there.
         ignored_files: As there, the first of them.
+        ignored_tables: As there.
         unused_folders: As there.
         lists: As there.
         unlisted_images: As there, the first of them.
@@ -164,6 +167,7 @@ class DataRecord(Record):
     test_folder: str | None = None
     empty_class_folders: tuple[str, ...] = ()
     ignored_files: SomeNames | None = None
+    ignored_tables: SomeNames | None = None
     unused_folders: tuple[str, ...] = ()
     lists: tuple[ListRecord, ...] = ()
     unlisted_images: SomeNames | None = None

@@ -30,6 +30,7 @@ from vbm_ptm.storage.run_result import RunResult, read_result
 FREE_ON_RESUME = (
     *("data.", "checkpoint.", "device", "dataset.verify", "backbone.gradient_checkpointing"),
     *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes", "trainer.stop_signals"),
+    "dataset.row_names",  # a run keeps its own
 )
 
 # Settings that say where things lie, of which a result holds the hash.
@@ -69,11 +70,15 @@ class RunDirectory:
             composed.merge(parse_override(item), f"--set {item}")
         return composed.validate()
 
-    def with_stored_precision(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with the precision that the run, if there is one, was started in, for "auto"."""
-        if config.trainer.mixed_precision != "auto" or not (self.path / "config.yaml").is_file():
+    def kept(self, config: RunConfig) -> RunConfig:
+        """Return a configuration as the run, if there is one, was started: precision, and what tells rows apart."""
+        if not (self.path / "config.yaml").is_file():
             return config
-        return config.with_precision(self.config().trainer.mixed_precision)
+        stored = self.config()
+        if config.trainer.mixed_precision == "auto":
+            config = config.with_precision(stored.trainer.mixed_precision)
+        dataset = config.dataset.model_copy(update={"row_names": stored.dataset.row_names})
+        return config.model_copy(update={"dataset": dataset})
 
     def result(self) -> RunResult | None:
         """Read ``result.json`` if there is one.

@@ -86,7 +86,8 @@ def moved_content(finished: Iterable[tuple[Path, RunConfig, RunResult]]) -> list
         path, checkpoint = config.dataset.path, config.backbone.checkpoint
         made_of: list[tuple[Path | str, str, str, Callable[[], str]]] = []
         if (path and str(path)) != stored["dataset"]["path"]:
-            spec = config.dataset.model_dump_json()
+            row_names = stored["dataset"].get("row_names", "number")
+            spec = config.dataset.model_copy(update={"row_names": row_names}).model_dump_json()
             made_of.append(
                 (
                     path or config.dataset.name,

@@ -4,14 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from datasets import Dataset
 
+from vbm_ptm.data.image_rows import ImageRows, ImageTable
 from vbm_ptm.data.reading.integrity import image_sizes, shared_images
 
 
-def rows(*images: dict[str, Any]) -> Dataset:
-    return Dataset.from_dict({"image": list(images)}).cast_column("image", datasets.Image(decode=False))
+def rows(*images: dict[str, Any]) -> ImageRows:
+    table = Dataset.from_dict({"image": list(images)}).cast_column("image", datasets.Image(decode=False))
+    return ImageRows([ImageTable(table)])
 
 
 def stored(content: bytes | None, path: Path | None = None) -> dict[str, Any]:
@@ -32,8 +35,8 @@ def test_image_sizes__of_bytes_and_files(files: list[Path], tmp_path: Path) -> N
         stored(b"1234"), stored(None, files[2]), stored(b""), stored(None, tmp_path / "none"), stored(None)
     )
     assert image_sizes(table).tolist() == [4, 5, 0, -1, -1]
-    assert image_sizes(table.select([4, 1, 0])).tolist() == [-1, 5, 4]
-    assert image_sizes(rows(stored(b"12")).select([])).tolist() == []
+    assert image_sizes(table.select(np.array([4, 1, 0], dtype=np.int64))).tolist() == [-1, 5, 4]
+    assert image_sizes(rows(stored(b"12")).select(np.array([], dtype=np.int64))).tolist() == []
 
 
 def test_shared_images__are_those_of_the_same_bytes(files: list[Path]) -> None:
@@ -42,7 +45,12 @@ def test_shared_images__are_those_of_the_same_bytes(files: list[Path]) -> None:
         stored(None, files[2]), stored(None, files[1]), stored(b"a" + bytes(5000)), stored(b""), stored(b"x")
     )
     assert shared_images(one, other) == [(1, 0), (0, 2), (2, 4)]
-    assert shared_images(one.select([2]), other.select([0, 1])) == []
+    assert (
+        shared_images(
+            one.select(np.array([2], dtype=np.int64)), other.select(np.array([0, 1], dtype=np.int64))
+        )
+        == []
+    )
 
 
 def test_shared_images__survives_a_file_that_goes_away(files: list[Path]) -> None:

@@ -18,21 +18,16 @@ from pydantic import Field, model_validator
 
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.images import decode_image
+from vbm_ptm.data.names import form
 from vbm_ptm.data.reading.division import DividedSource, divide
 from vbm_ptm.data.reading.expected import ExpectedCounts, compare
 from vbm_ptm.data.reading.folders import Layout, expected_tree
 from vbm_ptm.data.reading.hold_out import hold_out, select_domains, split_sha256
-from vbm_ptm.data.reading.integrity import Verification, check_source
+from vbm_ptm.data.reading.integrity import Verification, check_source, flat_images
 from vbm_ptm.data.reading.list_files import ListFiles, SplitLists, SplitName, read_lists, write_split_file
-from vbm_ptm.data.reading.sources import (
-    DIGITS,
-    Columns,
-    Source,
-    SourceSplit,
-    open_digits,
-    open_hub,
-    open_path,
-)
+from vbm_ptm.data.reading.opening import DIGITS, open_digits, open_hub, open_path
+from vbm_ptm.data.reading.sources import Source, SourceSplit, with_one_spelling
+from vbm_ptm.data.reading.tables import TableSettings
 from vbm_ptm.data.record import DataRecord, ExpectedRecord, SomeNames, SplitRecord
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError, some_lines, some_names, unknown_name
@@ -43,7 +38,12 @@ __all__ = ["DatasetSpec", "ImageDatasets", "ImageSplit", "decode_image", "load_i
 logger = logging.getLogger(__name__)
 
 # Of which a result keeps a few.
-_MANY_NAMES = ("ignored_files", "unlisted_images")
+_MANY_NAMES = ("ignored_files", "ignored_tables", "unlisted_images")
+_TABLES = ("parquet", "saved data set", "hub")
+_WEAK_IDENTITY = (
+    "rows are told apart by their numbers alone (dataset.row_names=number): other images, or the same in another "
+    "order, would not be noticed"
+)
 
 
 class DatasetSpec(Settings):
@@ -75,6 +75,9 @@ class DatasetSpec(Settings):
             split and the real one is not touched: for tuning.
         num_classes: Checked against what was found.
         expected: Name of a variant -> numbers of images. Other numbers are warned about.
+        on_unlabelled: Refuse tables with rows without a class (missing, -1 or empty), or leave such rows out.
+        row_names: Rows of tables are told apart by what they hold (content: the split and its hash survive another
+            order of the rows, and notice other images), or by their numbers (number: as runs of earlier versions did).
         on_bad_image: Refuse to start with images that cannot be decoded, or leave them out.
         verify: Decode every image before training (full), look for empty files only (none: not even that);
             auto is full up to 20,000 images.
@@ -100,6 +103,8 @@ class DatasetSpec(Settings):
     validation_fraction: float = Field(default=0.0, ge=0, lt=1)
     num_classes: int | None = Field(default=None, ge=1)
     expected: dict[str, ExpectedCounts] | None = None
+    on_unlabelled: Literal["error", "skip"] = "error"
+    row_names: Literal["content", "number"] = "content"
     on_bad_image: Literal["error", "skip"] = "error"
     verify: Verification = "auto"
     transforms: TransformsConfig = TransformsConfig()
@@ -133,13 +138,14 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         UsageError: The data set is not there, cannot be read as configured, or holds bad images: all that can be
             told at once.
     """
-    source = _open(spec)
+    # A split that is not used is not judged.
+    source = with_one_spelling(_open(spec, reads_test=spec.validation_fraction == 0 or spec.has_lists))
     if spec.domains and (source.train.domains is not None or not spec.has_lists):
         source = select_domains(source, spec.domains)
     listed = _read_splits(source, spec) if spec.has_lists else None
     if listed is not None:
         source = listed.source
-    has_test_split = source.test is not None
+    has_test_split = source.has_test if listed is None else source.test is not None
     if spec.validation_fraction > 0:
         source = replace(source, test=None)
     problems = [*(listed.problems if listed else ()), *_wrong_classes(source, spec)]
@@ -168,7 +174,11 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         train=described["train"],
         test=described["test"],
         expected=expected,
-        warnings=_warnings(source, described, listed, missing_domains),
+        warnings=(
+            *_warnings(source, described, listed, missing_domains),
+            *([_WEAK_IDENTITY] if source.record.kind in _TABLES and train.identities is None else []),
+            *filter(None, map(flat_images, (train, test))),
+        ),
     )
     for name, counts in described.items():
         logger.info(
@@ -184,7 +194,7 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         test=splits[1],
         class_names=class_names,
         split_sha256=split_sha256(
-            {split.name: (class_names, split.labels, split.source_names) for split in splits}
+            {split.name: (class_names, split.labels, split.split_keys) for split in splits}
         ),
         record=record,
     )
@@ -214,7 +224,7 @@ def write_split(datasets: ImageDatasets, path: Path) -> None:
     def rows(split: ImageSplit) -> Iterator[tuple[str, SplitName, str, str | None]]:
         domains = [None] * len(split) if split.domains is None else split.domains.tolist()
         for name, label, domain in zip(
-            split.source_names.to_pylist(), split.labels.tolist(), domains, strict=True
+            split.split_keys.to_pylist(), split.labels.tolist(), domains, strict=True
         ):
             yield name, split.name, datasets.class_names[label], domain
 
@@ -254,6 +264,7 @@ def _warnings(
         for what, names in (
             ("class folders without images, which are no classes", record.empty_class_folders),
             ("files that are not images of a class, ignored", record.ignored_files),
+            ("tables that are no part of a split in use, ignored", record.ignored_tables),
             ("folders that belong to no split, ignored", record.unused_folders),
             ("images in no list, left out", record.unlisted_images),
             ("images listed more than once, used once", listed and listed.repeated),
@@ -303,15 +314,18 @@ def _compare(
     )
 
 
-def _open(spec: DatasetSpec) -> Source:
-    columns = Columns(spec.image_column, spec.label_column, spec.domain_column)
+def _open(spec: DatasetSpec, *, reads_test: bool) -> Source:
+    settings = TableSettings(
+        spec.image_column, spec.label_column, spec.domain_column, spec.on_unlabelled, spec.row_names
+    )
     if spec.path is not None:
         return open_path(
             spec.path,
-            columns=columns,
+            settings=settings,
             layout=spec.layout,
             train_split=spec.train_split,
             test_split=spec.test_split,
+            reads_test=reads_test,
         )
     if spec.source is None:
         raise UsageError(
@@ -326,9 +340,10 @@ def _open(spec: DatasetSpec) -> Source:
         spec.source,
         config_name=spec.config_name,
         revision=spec.revision,
-        columns=columns,
+        settings=settings,
         train_split=spec.train_split,
         test_split=spec.test_split,
+        reads_test=reads_test,
     )
 
 
@@ -343,7 +358,8 @@ def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
         )
     if source.test is not None:
         used = (source.test.label_names[label] for label in np.unique(source.test.labels))
-        unknown = [name for name in used if name not in class_names]
+        known = {form(name) for name in class_names}
+        unknown = [name for name in used if form(name) not in known]
         if unknown:
             problems.append(
                 f"the test split has classes that the training split does not know: {some_names(unknown)}. Known are: "
@@ -383,14 +399,15 @@ def _image_split(
     name: Literal["train", "test"], split: SourceSplit, class_names: tuple[str, ...]
 ) -> ImageSplit:
     """Give a source split the class ids of the training split."""
-    ids = {class_name: index for index, class_name in enumerate(class_names)}
-    mapping = np.array([ids.get(class_name, -1) for class_name in split.label_names], dtype=np.int64)
+    ids = {form(class_name): index for index, class_name in enumerate(class_names)}
+    mapping = np.array([ids.get(form(class_name), -1) for class_name in split.label_names], dtype=np.int64)
     return ImageSplit(
         rows=split.rows,
         labels=mapping[split.labels],
         domains=split.domains,
         name=name,
         source_names=split.source_names,
+        keys=split.identities,
     )
 
 

@@ -5,22 +5,26 @@ Shapes: N images of a source, M entries of lists.
 
 from __future__ import annotations
 
-import unicodedata
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from datasets import concatenate_datasets
 from numpy.typing import NDArray
 
-from vbm_ptm.data.reading.hold_out import Positions, select
+from vbm_ptm.data.image_rows import Integers
+from vbm_ptm.data.names import by_form, first_written, form
 from vbm_ptm.data.reading.list_files import ListEntry
-from vbm_ptm.data.reading.sources import Source, SourceSplit
+from vbm_ptm.data.reading.sources import Source, SourceSplit, select
 from vbm_ptm.errors import some_names
 
+logger = logging.getLogger(__name__)
+
 _SAMPLE_SIZE = 1000
+# What lists write where an image has no label.
+_NO_LABEL = (None, "", "-1")
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ def divide(
 ) -> DividedSource:
     """Give every image of a source the split that lists name for it.
 
-    Entries are found by path, whatever folders stand before it and whichever way its slashes lean. Class ids follow
-    numeric labels, where lists give them, and otherwise stay in the order of the source.
+    Entries are found by path, whatever folders stand before it and whichever way its slashes lean; rows of tables by
+    what they hold, or by their numbers, as older lists have it. Class ids follow numeric labels, where lists give them,
+    and otherwise stay in the order of the source.
 
     Args:
         source: All images; its own splits do not count.
@@ -57,14 +62,16 @@ def divide(
     """
     pool = _pool(source)
     names: list[str] = pool.source_names.to_pylist()
+    keys = _keys_of(entries, pool)
     has_domain_folders = source.record.layout == "domains"
-    paths = _paths_below_root(entries, names)
+    paths = _paths_below_root(entries, keys)
     if domains is not None:
+        wanted = {form(name) for name in domains}
         folders = [path.partition("/")[0] if has_domain_folders else None for path in paths]
         named_domains = [entry.domain or folder for entry, folder in zip(entries, folders, strict=True)]
-        kept = [index for index, name in enumerate(named_domains) if name is None or name in domains]
+        kept = [index for index, name in enumerate(named_domains) if name is None or form(name) in wanted]
         entries, paths = [entries[index] for index in kept], [paths[index] for index in kept]
-    found = _locate(paths, names)
+    found = _locate(paths, keys)
     missing = tuple(path for path, position in zip(paths, found.tolist(), strict=True) if position < 0)
     listed = [entry for entry, position in zip(entries, found.tolist(), strict=True) if position >= 0]
     positions = found[found >= 0]
@@ -83,7 +90,7 @@ def divide(
     if entries and not len(positions):
         problems.append(
             f"none of the {len(entries)} listed files is there: the lists say '{entries[0].path}', the data set holds "
-            f"'{names[0]}'. Set dataset.path to the folder that the lists are about."
+            f"'{keys[0]}'. Set dataset.path to the folder that the lists are about."
         )
     label_names, labels, of_labels = _labels(pool, listed, positions)
     listed_domains, of_domains = _domains(pool, listed, positions)
@@ -107,21 +114,35 @@ def _pool(source: Source) -> SourceSplit:
     train, test = source.train, source.test
     if test is None:
         return train
-    label_names = tuple(dict.fromkeys((*train.label_names, *test.label_names)))
-    ids = {name: index for index, name in enumerate(label_names)}
-    mapping = np.array([ids[name] for name in test.label_names], dtype=np.int64)
+    spellings = first_written((*train.label_names, *test.label_names))
+    ids = {key: index for index, key in enumerate(spellings)}
+    mapping = np.array([ids[form(name)] for name in test.label_names], dtype=np.int64)
     has_domains = train.domains is not None and test.domains is not None
     return SourceSplit(
         name="all",
-        rows=concatenate_datasets([train.rows, test.rows]),
-        label_names=label_names,
+        rows=train.rows.chained(test.rows),
+        label_names=tuple(spellings.values()),
         labels=np.concatenate([train.labels, mapping[test.labels]]),
         domains=np.concatenate([train.domains, test.domains]) if has_domains else None,
         source_names=pa.concat_arrays([train.source_names, test.source_names]),
+        identities=None if train.identities is None else pa.concat_arrays([train.keys, test.keys]),
     )
 
 
-def _part(pool: SourceSplit, indices: Positions, name: str) -> SourceSplit:
+def _keys_of(entries: Sequence[ListEntry], pool: SourceSplit) -> list[str]:
+    """Return (N,) what lists know the images by."""
+    keys: list[str] = pool.keys.to_pylist()
+    names: list[str] = pool.source_names.to_pylist()
+    if pool.identities is not None and entries and {entry.path for entry in entries} <= set(names):
+        logger.warning(
+            "the lists know rows by their numbers: that the table's rows have another order now would not be noticed; "
+            "'vbm-ptm split' writes lists that know them by what they hold"
+        )
+        return names
+    return keys
+
+
+def _part(pool: SourceSplit, indices: Integers, name: str) -> SourceSplit:
     """Return some images as a split that knows the classes that occur in it."""
     part = select(pool, indices)
     occurring, labels = np.unique(part.labels, return_inverse=True)
@@ -144,35 +165,36 @@ def _paths_below_root(entries: Sequence[ListEntry], names: Sequence[str]) -> lis
     return ["/".join(path.split("/")[skip:]) or path for path in paths] if skip else paths
 
 
-def _locate(paths: Sequence[str], names: Sequence[str]) -> Positions:
+def _locate(paths: Sequence[str], names: Sequence[str]) -> Integers:
     """Return (M,) the position of each path among the names; -1 where it is not there."""
     position = {name: index for index, name in enumerate(names)}
     found = [position.get(path, -1) for path in paths]
     if -1 in found:
-        # Accented letters have two spellings, and file systems differ in which one they keep.
-        composed = {unicodedata.normalize("NFC", name): index for name, index in position.items()}
+        composed = by_form(position)
         found = [
-            composed.get(unicodedata.normalize("NFC", path), -1) if index < 0 else index
+            composed.get(form(path), -1) if index < 0 else index
             for path, index in zip(paths, found, strict=True)
         ]
     return np.array(found, dtype=np.int64)
 
 
 def _labels(
-    pool: SourceSplit, listed: Sequence[ListEntry], positions: Positions
-) -> tuple[tuple[str, ...], Positions, list[str]]:
+    pool: SourceSplit, listed: Sequence[ListEntry], positions: Integers
+) -> tuple[tuple[str, ...], Integers, list[str]]:
     """Compare the labels of lists with the classes of the source.
 
     Returns:
         The class names, in the order of their ids; (N,) the class id of every image; what contradicts.
     """
     pairs = zip((entry.label for entry in listed), positions.tolist(), strict=True)
-    labelled = [(label, position) for label, position in pairs if label is not None]
+    labelled = [(label, position) for label, position in pairs if label not in _NO_LABEL]
     names = pool.label_names
     if names == ("",):  # folders mean nothing: the lists alone know the classes
         return _labels_of_lists(pool, labelled, num_unlabelled=len(listed) - len(labelled))
     classes = pool.labels.tolist()
-    differing = [(label, position) for label, position in labelled if label != names[classes[position]]]
+    differing = [
+        (label, position) for label, position in labelled if form(label) != form(names[classes[position]])
+    ]
     if not differing:
         return names, pool.labels, []
     if all(label.isdecimal() for label, _ in labelled):
@@ -190,17 +212,17 @@ def _labels(
 
 def _labels_of_lists(
     pool: SourceSplit, labelled: Sequence[tuple[str, int]], *, num_unlabelled: int
-) -> tuple[tuple[str, ...], Positions, list[str]]:
-    given = {label for label, _ in labelled}
+) -> tuple[tuple[str, ...], Integers, list[str]]:
+    given = first_written(sorted({label for label, _ in labelled}))
     numeric = all(label.isdecimal() for label in given)
-    names = tuple(sorted(given, key=int) if numeric else sorted(given))
-    ids = {name: index for index, name in enumerate(names)}
+    names = tuple(sorted(given.values(), key=int) if numeric else given.values())
+    ids = {form(name): index for index, name in enumerate(names)}
     labels = np.full(len(pool.labels), -1, dtype=np.int64)
     several: set[str] = set()
     for label, position in labelled:
-        if labels[position] not in (-1, ids[label]):
+        if labels[position] not in (-1, ids[form(label)]):
             several.add(str(pool.source_names[position]))
-        labels[position] = ids[label]
+        labels[position] = ids[form(label)]
     problems = []
     if several:
         problems.append(
@@ -216,7 +238,7 @@ def _labels_of_lists(
 
 def _numbered(
     pool: SourceSplit, labelled: Sequence[tuple[str, int]]
-) -> tuple[tuple[str, ...], Positions, list[str]]:
+) -> tuple[tuple[str, ...], Integers, list[str]]:
     """Give classes the order of their numbers; each class must have one number, and each number one class."""
     classes, names = pool.labels.tolist(), pool.label_names
     pairs = Counter((classes[position], int(label)) for label, position in labelled)
@@ -244,7 +266,7 @@ def _numbered(
 
 
 def _domains(
-    pool: SourceSplit, listed: Sequence[ListEntry], positions: Positions
+    pool: SourceSplit, listed: Sequence[ListEntry], positions: Integers
 ) -> tuple[NDArray[np.str_] | None, list[str]]:
     """Return (N,) the domain of every image, from the source or else from lists, and what contradicts."""
     given = {
@@ -261,11 +283,13 @@ def _domains(
         problems = (
             [f"{len(without)} images are listed without a domain: {some_names(without)}."] if without else []
         )
-        return np.array([given.get(index, "") for index in range(len(pool.labels))]), problems
+        spellings = first_written(given.values())
+        named = [spellings.get(form(given.get(index, "")), "") for index in range(len(pool.labels))]
+        return np.array(named), problems
     wrong = [
         f"{pool.source_names[position]} (listed as '{domain}')"
         for position, domain in given.items()
-        if domain != pool.domains[position]
+        if form(domain) != form(pool.domains[position])
     ]
     problems = (
         [f"{len(wrong)} listed domains contradict the images' own: {some_names(wrong)}."] if wrong else []

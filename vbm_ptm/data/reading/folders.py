@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from vbm_ptm.data.images import IMAGE_SUFFIXES
+from vbm_ptm.data.names import same_in_other_form
 from vbm_ptm.errors import UsageError, nearest_name, some_names, unknown_name
 
 Layout = Literal["auto", "split", "flat", "domains", "listed"]
@@ -18,6 +19,11 @@ FoundLayout = Literal["split", "flat", "domains", "listed"]
 TEST_SPLIT_NAMES = ("test", "val", "valid", "validation")
 _SPLIT_LIKE = frozenset({"train", "training", "testing", *TEST_SPLIT_NAMES})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
+# Folders that file managers, network drives and archivers leave beside or among images, with thumbnails or copies.
+_SYSTEM_FOLDERS = frozenset(
+    {"@eadir", "@tmp", "#recycle", "@recycle", "@recently-snapshot", "#snapshot", "__macosx", "$recycle.bin"}
+    | {"system volume information", "lost+found", "thumbnails.tmp"}
+)
 
 
 @dataclass(frozen=True)
@@ -46,14 +52,16 @@ class ImageFolder:
             (``<domain>/<class>/``) or "listed" (folders mean nothing).
         train: The images below the training folder of a split layout, else all.
         test: The images below the test folder, if there is one.
-        empty_class_folders: Class folders without any image; they are no classes.
-        ignored_files: Files that are no images, and images outside every class folder.
+        test_folder: Name of the folder that holds the test split, read or not.
+        empty_class_folders: Class folders without any image; they are not classes.
+        ignored_files: Files that are not images, images outside every class folder, and folders of file managers.
         unused_folders: Top-level folders that belong to no split.
     """
 
     layout: FoundLayout
     train: FolderSplit
     test: FolderSplit | None
+    test_folder: str | None
     empty_class_folders: tuple[str, ...]
     ignored_files: tuple[str, ...]
     unused_folders: tuple[str, ...]
@@ -72,7 +80,12 @@ def expected_tree(root: str | Path, layout: Layout = "auto") -> str:
 
 
 def read_image_folder(
-    root: Path, *, layout: Layout = "auto", train_split: str = "train", test_split: str = "test"
+    root: Path,
+    *,
+    layout: Layout = "auto",
+    train_split: str = "train",
+    test_split: str = "test",
+    reads_test: bool = True,
 ) -> ImageFolder:
     """List the images of a folder by split and class; no image is opened.
 
@@ -84,9 +97,10 @@ def read_image_folder(
             reads two ways.
         train_split: Name of the training folder.
         test_split: Name of the test folder; for "test", also val, valid and validation are looked for.
+        reads_test: Without it, what the test folder holds is neither listed nor judged.
 
     Raises:
-        UsageError: There are no images, or the folder does not fit the layout, or fits both.
+        UsageError: There are no images, or the folder does not fit the layout, or fits several.
     """
     tree = _walk(root)
     if not tree.images:
@@ -106,8 +120,8 @@ def read_image_folder(
             f"'{root}' has no class folders with images in '{train_split}/', which dataset.layout=split "
             f"needs. There are: {', '.join(tree.top_folders) or 'no folders'}. {expected_tree(root)}"
         )
-    test = _test_folder(root, tree, test_split)
-    if test is not None:
+    test = _test_folder(root, tree, test_split, is_judged=reads_test)
+    if test is not None and reads_test:
         if tree.nested[test] == 0:
             raise UsageError(
                 f"'{root}/{test}' holds images but no class folders: test images need a class. "
@@ -115,7 +129,8 @@ def read_image_folder(
             )
         _refuse_shared_folders(root, tree, train_split, test)
     unused = tuple(name for name in tree.top_folders if name not in (train_split, test))
-    return _arrange(tree, "split", train=train_split, test=test, unused=unused)
+    arranged = _arrange(tree, "split", train=train_split, test=test if reads_test else None, unused=unused)
+    return replace(arranged, test_folder=test)
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
@@ -187,7 +202,7 @@ def _walk(root: Path) -> _Tree:
             raise UsageError(f"cannot read the folder '{root / folder}': {error.strerror}.") from error
         for entry in entries:
             path = folder + entry.name
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FOLDERS:
                 if entry.is_dir():  # somebody may take it for a class
                     other_files.append(path + "/")
                 continue
@@ -207,6 +222,7 @@ def _walk(root: Path) -> _Tree:
             elif entry.name.lower() not in _SYSTEM_FILES:
                 other_files.append(path)
     _refuse_undecodable_names(root, images + folders)
+    _refuse_two_forms(root, folders)
     direct: Counter[str] = Counter()
     nested: Counter[str] = Counter()
     for path in images:
@@ -227,12 +243,22 @@ def _refuse_undecodable_names(root: Path, names: list[str]) -> None:
         ) from None
 
 
+def _refuse_two_forms(root: Path, folders: list[str]) -> None:
+    """Raise where two folders beside each other have one name in two Unicode forms."""
+    twice = same_in_other_form(sorted(folder for folder in folders if not folder.isascii()))
+    if twice:
+        raise UsageError(
+            f"'{root}' has folders whose names look alike and differ in their Unicode form alone: "
+            f"{some_names(twice)}. Put them together, or rename one."
+        )
+
+
 def _is_text(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -> Literal["split", "flat"]:
-    advice = "Set dataset.layout=split or dataset.layout=flat."
+    advice = _layouts_that_fit(tree, train_split)
     if tree.nested[train_split] and tree.direct[train_split]:
         raise UsageError(
             f"'{root}' reads two ways: '{train_split}/' holds images directly, as a class would, and folders "
@@ -244,12 +270,11 @@ def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -
             if is_split_like and tree.nested[name] and not tree.direct[name]:
                 raise UsageError(
                     f"'{root}' reads two ways: '{name}/' holds only folders of images, as a split would, but "
-                    f"'{train_split}/' does not. Set dataset.train_split to the training folder's name, or "
-                    f"dataset.layout=flat if '{name}' is a class."
+                    f"'{train_split}/' does not. {advice} Or set dataset.train_split to the training folder's name."
                 )
         _refuse_domains(root, tree)
         return "flat"
-    test = _test_folder(root, tree, test_split)
+    test = _test_folder(root, tree, test_split, is_judged=False)
     strays = [
         name
         for name in tree.top_folders
@@ -263,6 +288,17 @@ def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -
             f"stand other folders with images: {some_names(strays)}. {advice}"
         )
     return "split"
+
+
+def _layouts_that_fit(tree: _Tree, train_split: str) -> str:
+    """Advise every layout that a tree can be read by, and say what each makes of its folders."""
+    names = [name for name in tree.top_folders if tree.direct[name] or tree.nested[name]]
+    fitting = [f"dataset.layout=flat if {some_names(names, limit=3)} are classes"]
+    if all(tree.nested[name] and not tree.direct[name] for name in names) and len(names) > 1:
+        fitting.append("dataset.layout=domains if they are domains, each with folders of classes")
+    if tree.nested[train_split]:
+        fitting.append(f"dataset.layout=split if '{train_split}' alone holds what is trained on")
+    return f"Set {', '.join(fitting[:-1])}{' or ' * (len(fitting) > 1)}{fitting[-1]}."
 
 
 def _refuse_domains(root: Path, tree: _Tree) -> None:
@@ -302,13 +338,13 @@ def _refuse_unused_split_names(root: Path, tree: _Tree, train_split: str, test_s
             raise UsageError(f"in '{root}': {unknown_name(f'dataset.{key}_split', name, tree.top_folders)}")
 
 
-def _test_folder(root: Path, tree: _Tree, test_split: str) -> str | None:
+def _test_folder(root: Path, tree: _Tree, test_split: str, *, is_judged: bool = True) -> str | None:
     """Return the folder that holds the test split, or None where a hold-out must do."""
     if test_split != "test" and test_split not in tree.top_folders:
         raise UsageError(f"in '{root}': {unknown_name('dataset.test_split', test_split, tree.top_folders)}")
     for name in (test_split,) if test_split != "test" else TEST_SPLIT_NAMES:
         if name in tree.top_folders:
-            if tree.direct[name] or tree.nested[name]:
+            if tree.direct[name] or tree.nested[name] or not is_judged:
                 return name
             raise UsageError(
                 f"'{root}/{name}' holds no images. Fill it, or delete it: a part of the training images is "
@@ -335,11 +371,14 @@ def _arrange(
     class_depth = {"listed": -1, "flat": 0, "domains": 1, "split": 1}[layout]
     found: dict[str, list[tuple[str, str, str]]] = {train: [], test or train: []}
     filled: set[str] = set()
-    ignored = [path for path in tree.other_files if path.partition("/")[0] not in unused]
+    not_read = {*unused} | (
+        {name for name in tree.top_folders if name not in found} if layout == "split" else set()
+    )
+    ignored = [path for path in tree.other_files if path.partition("/")[0] not in not_read]
     for path in tree.images:
         parts = path.split("/", class_depth + 1) if class_depth >= 0 else [path]
         split = parts[0] if layout == "split" else ""
-        if split in unused:
+        if split not in found:
             continue
         if len(parts) < class_depth + 2:
             ignored.append(path)
@@ -366,6 +405,7 @@ def _arrange(
         layout=layout,
         train=split_of(train),
         test=None if test is None else split_of(test),
+        test_folder=test,
         empty_class_folders=tuple(sorted(empty)),
         ignored_files=tuple(sorted(ignored)),
         unused_folders=unused,

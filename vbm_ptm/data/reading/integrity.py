@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from datasets import Dataset
 from numpy.typing import NDArray
 
-from vbm_ptm.data.images import check_images
-from vbm_ptm.data.reading.hold_out import select
-from vbm_ptm.data.reading.sources import DIGITS, Source, SourceSplit
+from vbm_ptm.data.image_rows import ImageRows
+from vbm_ptm.data.images import called, check_images, has_flat_shape, no_such_file
+from vbm_ptm.data.reading.sources import Source, SourceSplit, select
 from vbm_ptm.errors import some_names
 
 Verification = Literal["auto", "full", "none"]
@@ -30,7 +27,7 @@ Verification = Literal["auto", "full", "none"]
 logger = logging.getLogger(__name__)
 
 _MAX_IMAGES_FOR_FULL_CHECK = 20_000
-_ROWS_AT_ONCE = 50_000
+_NUM_SAMPLES = 50
 _FILES_PER_THREAD = 1000
 _END_BYTES = 2048
 
@@ -65,7 +62,7 @@ def check_source(
     """
     splits = [split for split in (source.train, source.test) if split is not None]
     total = sum(len(split.labels) for split in splits) + len(missing)
-    is_checked = source.record.location != DIGITS and verify != "none"
+    is_checked = source.record.kind != "builtin" and verify != "none"
     full = is_checked and (skips or verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK)
     if is_checked and not full:
         logger.info(
@@ -120,36 +117,45 @@ def undecodable_images(split: SourceSplit) -> dict[int, str]:
 def empty_images(split: SourceSplit) -> dict[int, str]:
     """Return position -> problem of images without bytes, or whose file is missing or empty; no image is read."""
     sizes = image_sizes(split.rows)
-    return {
-        position: f"cannot read image '{split.source_names[position].as_py()}': "
-        + ("there is no such file." if sizes[position] < 0 else "the file is empty.")
-        for position in np.flatnonzero(sizes <= 0).tolist()
-    }
+    problems: dict[int, str] = {}
+    for position in np.flatnonzero(sizes <= 0).tolist():
+        path = (split.rows[position]["image"] or {}).get("path")
+        problem = "the file is empty" if sizes[position] == 0 else no_such_file(path)
+        problems[position] = (
+            f"cannot read image '{called(str(split.source_names[position].as_py()), path)}': {problem}."
+        )
+    return problems
 
 
-def image_sizes(rows: Dataset) -> NDArray[np.int64]:
+def image_sizes(rows: ImageRows) -> NDArray[np.int64]:
     """Return (N,) the encoded size of every image in bytes; -1 where its file is missing."""
-    sizes: list[int] = []
-    table = rows.with_format("arrow")
-    for start in range(0, len(rows), _ROWS_AT_ONCE):  # a table larger than memory is never copied whole
-        images = table[start : start + _ROWS_AT_ONCE].column("image").combine_chunks()
-        lengths = pc.binary_length(images.field("bytes"))
-        if lengths.null_count:
-            of_files = _file_sizes(pc.struct_field(images.filter(pc.is_null(lengths)), "path").to_pylist())
-            lengths = pc.replace_with_mask(
-                pc.cast(lengths, pa.int64()), pc.is_null(lengths), pa.array(of_files)
-            )
-        sizes += lengths.to_pylist()
-    return np.array(sizes, dtype=np.int64)
+    sizes = rows.sizes()
+    in_files = np.flatnonzero(sizes < 0)
+    if len(in_files):
+        sizes[in_files] = _file_sizes(rows.select(in_files).files())
+    return sizes
 
 
-def shared_images(one: Dataset, other: Dataset) -> list[tuple[int, int]]:
+def flat_images(split: SourceSplit) -> str | None:
+    """Return a warning if every image is one pixel high or wide; a few over the length of the split are looked at."""
+    positions = np.unique(np.linspace(0, len(split.rows) - 1, min(len(split.rows), _NUM_SAMPLES), dtype=int))
+    if not len(positions) or not all(
+        has_flat_shape(split.rows[position]["image"]) for position in positions.tolist()
+    ):
+        return None
+    return (
+        f"every image of the {split.name} split is one pixel high or wide, as strips of numbers are that were taken "
+        "for images"
+    )
+
+
+def shared_images(one: ImageRows, other: ImageRows) -> list[tuple[int, int]]:
     """Return pairs of positions whose images have the same bytes, in order of the second.
 
     Of images of equal size the last bytes are compared by hash, and only if those agree all bytes are.
 
     Args:
-        one: Rows with a column ``image``.
+        one: Undecoded images.
         other: The same.
     """
     sizes = image_sizes(one), image_sizes(other)
@@ -186,7 +192,7 @@ def _file_size(path: str | None) -> int:
         return -1
 
 
-def _digest(rows: Dataset, position: int, *, is_whole: bool) -> bytes:
+def _digest(rows: ImageRows, position: int, *, is_whole: bool) -> bytes:
     """Hash size and last bytes of an image, or all of it."""
     image = rows[position]["image"]
     content: bytes | None = image["bytes"]

@@ -1,0 +1,49 @@
+"""Names that people read: compared in one Unicode form, shown as they were first written.
+
+An accented letter has two spellings, one code point or two; keyboards, file systems and archives differ in which one
+they write.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def form(name: str) -> str:
+    """Return the form in which names are compared (NFC)."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def first_written(names: Iterable[str]) -> dict[str, str]:
+    """Return the form of every name -> its first spelling, in order."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(form(name), name)
+    return found
+
+
+def by_form(values: Mapping[str, T]) -> dict[str, T]:
+    """Return a mapping of names as one of their forms; the first of equal names counts."""
+    found: dict[str, T] = {}
+    for name, value in values.items():
+        found.setdefault(form(name), value)
+    return found
+
+
+def with_code_points(name: str) -> str:
+    """Spell out what is not ASCII: ``caf<U+00E9>``."""
+    return "".join(letter if letter.isascii() else f"<U+{ord(letter):04X}>" for letter in name)
+
+
+def same_in_other_form(names: Iterable[str]) -> list[str]:
+    """Word the names that are written in two forms, with code points: they look alike."""
+    first = first_written(names := list(names))
+    return [
+        f"{with_code_points(first[form(name)])} and {with_code_points(name)}"
+        for name in dict.fromkeys(names)
+        if first[form(name)] != name
+    ]

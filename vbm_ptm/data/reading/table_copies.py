@@ -1,0 +1,122 @@
+"""Copies of the images of parquet files that can be read row by row, in the cache of Hugging Face data sets.
+
+A copy is called by the SHA-256 of the file that it was made of: another file of the same name and time has another
+copy, and a file that was touched, moved or copied to another place has the same. What was hashed is remembered by size,
+times and inode, so that a file is hashed again only where one of them has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import datasets
+import filelock
+import pyarrow as pa
+from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+# Another number where copies are made in another way.
+_VERSION = 1
+_LOCK_SECONDS = 600.0
+# A file that was written this short a time before it was hashed may have been written again since, at the same time.
+_SETTLED_NS = 2 * 10**9
+
+
+def copies_folder() -> Path:
+    """Return where copies lie; ``HF_DATASETS_CACHE`` moves it."""
+    return Path(datasets.config.HF_DATASETS_CACHE) / "vbm_ptm"
+
+
+def copies_bytes() -> int:
+    """Return the disk space of all copies."""
+    return sum(file.stat().st_size for file in copies_folder().glob("*.arrow"))
+
+
+def copied(
+    file: Path, column: str, *, schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
+) -> Dataset:
+    """Return the copy of a column of a file, which is made where there is none.
+
+    Where none can be written, the column is held in memory.
+
+    Args:
+        file: What it is a copy of.
+        column: Name of the column.
+        schema: Of the copy.
+        batches: Reads the column.
+    """
+    try:
+        folder = copies_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(json.dumps([_VERSION, _sha256(file, folder), column]).encode()).hexdigest()[:40]
+        copy = folder / f"{name}.arrow"
+        with _alone(folder / f"{name}.lock"):
+            if not copy.exists():
+                _write(copy, schema, batches())
+            return Dataset.from_file(str(copy))
+    except OSError as error:
+        if isinstance(error, pa.ArrowException):
+            raise
+        logger.warning(
+            "'%s' is held in memory, for no copy of it can be written in '%s' (%s); HF_DATASETS_CACHE names another "
+            "folder",
+            *(file, copies_folder(), error.strerror or error),
+        )
+        return Dataset(pa.Table.from_batches(batches(), schema))
+
+
+def _write(copy: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    partial = copy.with_name(f".{copy.name}.{uuid.uuid4().hex}")
+    try:
+        with partial.open("wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        os.replace(partial, copy)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let one process at a time make a copy; where files cannot be locked, several make the same one."""
+    try:
+        held = filelock.FileLock(lock, timeout=_LOCK_SECONDS)
+        held.acquire()
+    except (OSError, NotImplementedError) as error:  # a timeout is an OSError, too
+        logger.debug("no lock %s: %s", lock, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _sha256(file: Path, folder: Path) -> str:
+    """Return the hash of a file, from memory if the file has not changed since."""
+    path = os.path.abspath(file)
+    memory = folder / "hashed" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:40]}.json"
+    status = file.stat()
+    seen = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        known = json.loads(memory.read_text(encoding="utf-8"))
+        if known["seen"] == seen:
+            return str(known["sha256"])
+    started = time.time_ns()
+    with file.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if started - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        memory.parent.mkdir(exist_ok=True)
+        partial = memory.with_name(f".{memory.name}.{uuid.uuid4().hex}")
+        partial.write_text(json.dumps({"seen": seen, "sha256": sha256}), encoding="utf-8")
+        os.replace(partial, memory)
+    return sha256
