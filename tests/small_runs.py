@@ -234,7 +234,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         if checkpoint:
             restore(learner, checkpoint)
             store.go_on_from(checkpoint)
-        log = RunLog(directory / "log.jsonl", position=checkpoint.state["log_position"] if checkpoint else 0)
+        log = RunLog(directory / "log.jsonl", position=checkpoint.state.log_position if checkpoint else 0)
         logs.append(log)
         built = Trainer(
             learner,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seed_for, seeded
-from vbm_ptm.storage.checkpoint import task_from
+from vbm_ptm.storage.checkpoint_state import RunState
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Setup:
 
 
 def build(
-    config: RunConfig, *, earlier: Mapping[str, Any] | None = None, datasets: ImageDatasets | None = None
+    config: RunConfig, *, earlier: RunState | None = None, datasets: ImageDatasets | None = None
 ) -> Setup:
     """Build the data, the tasks, the transforms and the learner of a configuration.
 
@@ -48,7 +46,7 @@ def build(
     datasets = datasets or load_image_dataset(config.dataset)
     if earlier is not None and config.scenario.extends is not None:
         datasets, scenario = _extended(config, datasets, earlier)
-        first_task, num_planned = len(scenario.tasks) - 1, earlier["num_planned_tasks"]
+        first_task, num_planned = len(scenario.tasks) - 1, earlier.num_planned_tasks
     else:
         scenario = build_scenario(
             config.scenario,
@@ -113,7 +111,7 @@ def describe_step(config: RunConfig) -> str:
 
 
 def _extended(
-    config: RunConfig, datasets: ImageDatasets, earlier: Mapping[str, Any]
+    config: RunConfig, datasets: ImageDatasets, earlier: RunState
 ) -> tuple[ImageDatasets, Scenario]:
     """Return the data of the new task, and the tasks of the run that is extended with the new one."""
     domain, train, test = config.dataset.name, datasets.train, datasets.test
@@ -130,11 +128,11 @@ def _extended(
                 "Extend by one after the other."
             )
         (domain,) = names
-    tasks = [task_from(values) for values in earlier["tasks"][: config.scenario.num_earlier_tasks]]
+    tasks = earlier.tasks[: config.scenario.num_earlier_tasks]
     scenario = extend_scenario(
         config.scenario,
         earlier=tasks,
-        known_names=earlier["class_names"][: tasks[-1].num_seen_classes],
+        known_names=earlier.class_names[: tasks[-1].num_seen_classes],
         class_names=datasets.class_names,
         labels=datasets.train.labels,
         domain=domain,

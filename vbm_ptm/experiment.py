@@ -148,7 +148,7 @@ def _train(
     if is_main:
         store.go_on_from(checkpoint)
         directory.write_config(config)  # where its files lie now
-    position = checkpoint.state["log_position"] if checkpoint else 0
+    position = checkpoint.state.log_position if checkpoint else 0
     log = RunLog(directory.path / "log.jsonl" if is_main else None, position=position)
     trainer = Trainer(
         setup.learner,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -62,6 +62,11 @@ class AccuracyCell:
         """Return the number of correct images, None if this scope does not apply."""
         count: int | None = getattr(self, f"{scope}_top{top}")
         return count
+
+    def agrees_with(self, other: AccuracyCell) -> bool:
+        """Return whether all counts that both have are the same; earlier versions did not take all of them."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(one == two for one, two in pairs if one is not None and two is not None)
 
     def __add__(self, other: AccuracyCell) -> AccuracyCell:
         """Pool the images of two parts of one task."""

@@ -10,7 +10,7 @@ import gc
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.storage.checkpoint import CheckpointStore, restore
+from vbm_ptm.storage.checkpoint_state import RunState
 
 Build = Callable[..., Learner]
 
@@ -248,7 +249,20 @@ def test_learner__training_leaves_the_heads_of_old_tasks_alone(build: Build) -> 
 @pytest.mark.parametrize("scenario", ["equal", "unequal", "domains"])
 def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: str, num_finished: int) -> None:
     toy = SCENARIOS[scenario]
-    state = {"tasks": [asdict(task) for task in toy.tasks]}
+    state = RunState(
+        class_names=(),
+        split_sha256="",
+        held_out=None,
+        num_planned_tasks=len(toy.tasks),
+        tasks=toy.tasks,
+        evaluation_tasks=toy.tasks,
+        matrix={"rows": []},
+        records=(),
+        log_position=0,
+        gradient_scaler=None,
+        num_ranks=1,
+        num_threads=1,
+    )
     store = CheckpointStore(tmp_path)
     learner = build()
     for number in range(num_finished):

@@ -30,6 +30,7 @@ from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners import list_learners
 from vbm_ptm.learners.base import Learner, LearnerOutput
 from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.storage.checkpoint_state import RunState
 
 NewBenchmark = Callable[..., Benchmark]
 NewLearner = Callable[..., Learner]
@@ -442,7 +443,7 @@ class TestReproducibility:
         """It lives as long as the run; half precision itself needs a GPU."""
         run = new_run(new_learner("nearest_mean"), benchmark_of_three)
         run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-        state = json.loads(json.dumps(run.trainer.state()))
+        state = RunState.model_validate(json.loads(json.dumps(run.trainer.state().to_json())))
         run.accelerator.scaler = torch.amp.GradScaler("cpu")
         run.trainer.load_state(state, {})
         assert run.accelerator.scaler.get_scale() == 128.0
@@ -459,7 +460,7 @@ class TestReproducibility:
         monkeypatch.setattr(logging.getLogger("vbm_ptm"), "propagate", True)
         trainer.load_state(trainer.state(), {})
         assert not caplog.messages
-        trainer.load_state(trainer.state() | {"num_ranks": 8, "num_threads": 99}, {})
+        trainer.load_state(trainer.state().model_copy(update={"num_ranks": 8, "num_threads": 99}), {})
         assert {message.split(":")[0] for message in caplog.messages} == {
             "num_ranks was 8 and is 1 now",
             "num_threads was 99 and is 1 now",

@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,24 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
-from vbm_ptm.storage.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore, read_checkpoint, restore
+from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
+from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, RunState
 
 TASKS = tuple(Task(index, (index,), (index,), index + 1) for index in range(4))
-STATE = {"tasks": [asdict(task) for task in TASKS], "note": "Grüße"}
+STATE = RunState(
+    class_names=("Grüße", "Mütze", "Öl", "Tür"),
+    split_sha256="b" * 64,
+    held_out=None,
+    num_planned_tasks=4,
+    tasks=TASKS,
+    evaluation_tasks=TASKS,
+    matrix={"rows": []},
+    records=(),
+    log_position=0,
+    gradient_scaler=None,
+    num_ranks=1,
+    num_threads=1,
+)
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NewLearner = Callable[..., Learner]
 
@@ -71,11 +84,12 @@ def test_checkpoint__brings_everything_back(new_learner: NewLearner, tmp_path: P
     store, learner = CheckpointStore(tmp_path), new_learner(name)
     for task in TASKS[:3]:
         live_through(learner, task)
-        store.save(learner, STATE | {"tasks_done": task.index + 1})
+        store.save(learner, STATE.model_copy(update={"log_position": task.index + 1}))
     checkpoint = read(store)
     assert checkpoint.task_index == 2
-    assert checkpoint.state["tasks_done"] == 3
-    assert checkpoint.state["note"] == "Grüße"
+    assert checkpoint.state.log_position == 3
+    assert checkpoint.state.class_names[0] == "Grüße"
+    assert checkpoint.state.tasks == TASKS
     restored = new_learner(name)
     restore(restored, checkpoint)
     assert restored.tasks == list(TASKS[:3])
@@ -136,7 +150,7 @@ def test_checkpoint__writes_statistics_once(new_learner: NewLearner, tmp_path: P
     checkpoint = store.save(learner, STATE)
     assert first.stat().st_ino == inode
     assert names_in(tmp_path / "long" / "task_03" / "learner.safetensors") == set()
-    assert len(checkpoint.state["files"]) == 5
+    assert len(checkpoint.state.files) == 5
 
 
 def test_checkpoint__names_task_10_after_task_1(new_learner: NewLearner, tmp_path: Path) -> None:
@@ -145,7 +159,7 @@ def test_checkpoint__names_task_10_after_task_1(new_learner: NewLearner, tmp_pat
     tasks = [Task(index, (index,), (index,), index + 1) for index in range(12)]
     for task in tasks:
         live_through(learner, task)
-        store.save(learner, {"tasks": [asdict(one) for one in tasks]})
+        store.save(learner, STATE.model_copy(update={"tasks": tuple(tasks)}))
     assert store.tasks() == list(range(12))
     assert names_in(tmp_path / "statistics" / "task_01.safetensors") == {
         "statistics.1.mean",
@@ -175,7 +189,7 @@ def test_checkpoint__refuses_other_weights(new_learner: NewLearner, tmp_path: Pa
     learner = with_weights("a" * 64)
     live_through(learner, TASKS[0])
     checkpoint = CheckpointStore(tmp_path).save(learner, STATE)
-    assert checkpoint.state["weights_sha256"] == "a" * 64
+    assert checkpoint.state.weights_sha256 == "a" * 64
     restore(with_weights("a" * 64), checkpoint)
     for other in (with_weights("b" * 64), new_learner("nearest_mean")):
         with pytest.raises(UsageError, match=r"pre-trained weights of SHA-256 aaaa.*backbone.checkpoint"):
@@ -345,7 +359,7 @@ class TestInsideATask:
         return store, learner
 
     def save(self, store: CheckpointStore, learner: Learner, num_steps: int, **optimizer: Any) -> None:
-        state = STATE | {"training": {"num_steps": num_steps}}
+        state = STATE.model_copy(update={"training": {"num_steps": num_steps}})
         store.save_inside_task(
             learner, state, num_steps=num_steps, optimizer=optimizer.get("optimizer", OPTIMIZER)
         )
@@ -359,7 +373,7 @@ class TestInsideATask:
         checkpoint.verify()
         assert (checkpoint.task_index, checkpoint.is_finished) == (1, False)
         assert (read(store).task_index, read(store).is_finished) == (0, True)
-        assert checkpoint.state["config"] == {"seed": 3}
+        assert checkpoint.state.config == {"seed": 3}
         stored = checkpoint.optimizer_tensors()
         assert set(stored) == set(OPTIMIZER)
         assert all(torch.equal(stored[name], tensor) for name, tensor in OPTIMIZER.items())

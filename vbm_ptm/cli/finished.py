@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from vbm_ptm.launch import is_main_process
 
 if TYPE_CHECKING:
     from vbm_ptm.metrics import AccuracyMatrix
+    from vbm_ptm.storage.checkpoint_state import CheckpointState
 
 
 def evaluate(
@@ -48,13 +48,14 @@ def evaluate(
 
 
 def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatrix, *, as_json: bool) -> None:
-    from vbm_ptm.metrics import AccuracyMatrix
     from vbm_ptm.runs.directory import RunDirectory
 
     state = RunDirectory(run).checkpoint(index).state
-    trained = AccuracyMatrix.from_dict(state["matrix"])
-    now, then = measured.rows[-1], trained.rows[state["task_index"]]
-    is_equal = now == then
+    now, then = measured.rows[-1], state.accuracies.rows[state.task_index]
+    is_equal = all(
+        one.agrees_with(other) if one and other else one is other
+        for one, other in zip(now, then, strict=True)
+    )
     if as_json:
         print_json({"metrics": measured.summary(), "equals_training": is_equal})
     else:
@@ -64,16 +65,16 @@ def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatri
         raise typer.Exit(1)
 
 
-def _show_comparison(state: Mapping[str, Any], measured: AccuracyMatrix, *, is_equal: bool) -> None:
+def _show_comparison(state: CheckpointState, measured: AccuracyMatrix, *, is_equal: bool) -> None:
     from vbm_ptm.report.tables import task_table
 
     names = [
-        values["domain"] or ", ".join(state["class_names"][index] for index in values["classes"])
-        for values in state["evaluation_tasks"]
+        task.domain or ", ".join(state.class_names[index] for index in task.classes)
+        for task in state.evaluation_tasks
     ]
     stdout().print(task_table(measured, names[: len(measured.rows[-1])], after=-1))
     verdict = "the same counts as" if is_equal else "OTHER counts than"
-    stdout().print(f"after task {state['task_index'] + 1}: {verdict} training measured")
+    stdout().print(f"after task {state.task_index + 1}: {verdict} training measured")
 
 
 def predict(

@@ -39,6 +39,7 @@ from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.replay import cells_of, rehearsed_classes
 from vbm_ptm.settings import PrecisionSetting, Settings
 from vbm_ptm.storage.checkpoint import CheckpointStore
+from vbm_ptm.storage.checkpoint_state import RunState
 from vbm_ptm.storage.save_schedule import SaveSchedule
 from vbm_ptm.storage.task_record import TaskRecord
 
@@ -343,7 +344,7 @@ class Trainer:
             self.log.sync()
             self.store.save_inside_task(
                 self.learner,
-                {**self.state(), "training": position},
+                self.state().model_copy(update={"training": position}),
                 num_steps=sum(record.num_steps for record in self.records) + training.num_steps,
                 optimizer={**training.optimizer_tensors(), **self._measures.tensors()},
             )
@@ -391,49 +392,49 @@ class Trainer:
             for tensor in self.learner.state_dict().values():
                 torch.distributed.broadcast(tensor, src=0)
 
-    def state(self) -> dict[str, Any]:
-        """Return what ``load_state`` needs, as JSON values, but for the task in progress."""
+    def state(self) -> RunState:
+        """Return what ``load_state`` needs, but for the task in progress."""
         scaler = self.accelerator.scaler
-        return {
-            "class_names": list(self.benchmark.scenario.class_names),
-            "split_sha256": self.benchmark.datasets.split_sha256,
-            "held_out": self.benchmark.datasets.record.held_out,
-            "num_planned_tasks": self.learner.num_tasks,
-            "tasks": [asdict(task) for task in self.benchmark.scenario.tasks],
-            "evaluation_tasks": [asdict(task) for task in self.benchmark.scenario.evaluation_tasks],
-            "matrix": self.matrix.to_dict(),
-            "records": [asdict(record) for record in self.records],
-            "log_position": self.log.position,
-            "gradient_scaler": scaler.state_dict() if scaler else None,
-            "num_ranks": self.accelerator.num_processes,
-            "num_threads": torch.get_num_threads(),
-        }
+        return RunState(
+            class_names=self.benchmark.scenario.class_names,
+            split_sha256=self.benchmark.datasets.split_sha256,
+            held_out=self.benchmark.datasets.record.held_out,
+            num_planned_tasks=self.learner.num_tasks,
+            tasks=self.benchmark.scenario.tasks,
+            evaluation_tasks=self.benchmark.scenario.evaluation_tasks,
+            matrix=self.matrix.to_dict(),
+            records=tuple(self.records),
+            log_position=self.log.position,
+            gradient_scaler=scaler.state_dict() if scaler else None,
+            num_ranks=self.accelerator.num_processes,
+            num_threads=torch.get_num_threads(),
+        )
 
-    def load_state(self, state: dict[str, Any], optimizer: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: RunState, optimizer: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint; say where the run will not be the same to the last bit.
 
         Args:
             state: What ``state`` returned, with the position in the task in progress if there is one.
             optimizer: What the optimizer kept there.
         """
-        for name, now in (
-            ("num_ranks", self.accelerator.num_processes),
-            ("num_threads", torch.get_num_threads()),
+        for name, then, now in (
+            ("num_ranks", state.num_ranks, self.accelerator.num_processes),
+            ("num_threads", state.num_threads, torch.get_num_threads()),
         ):
-            if state[name] != now:
+            if then != now:
                 logger.warning(
                     "%s was %d and is %d now: steps stay the same, the last bits of the weights may not",
                     name,
-                    state[name],
+                    then,
                     now,
                 )
-        self.matrix = AccuracyMatrix.from_dict(state["matrix"])
-        self.records = [TaskRecord(**record) for record in state["records"]]
-        if state["gradient_scaler"] and self.accelerator.scaler:
-            self.accelerator.scaler.load_state_dict(state["gradient_scaler"])
-        if "training" in state:
-            self._resumed = state["training"], optimizer
-            self._saved_steps = state["training"]["num_steps"]
+        self.matrix = state.accuracies
+        self.records = list(state.records)
+        if state.gradient_scaler and self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(state.gradient_scaler)
+        if state.training is not None:
+            self._resumed = state.training, optimizer
+            self._saved_steps = state.training["num_steps"]
 
     def _task_line(self, task: Task, record: TaskRecord, accuracy: float | None) -> str:
         own = self.matrix.accuracy(-1, -1)

@@ -65,12 +65,10 @@ def export(
     if config.backbone.checkpoint is not None:
         weights = replace(weights, file=config.backbone.checkpoint.name)
         learner.backbone.weights = weights
-    names = tuple(checkpoint.state["class_names"])
-    matrix = AccuracyMatrix.from_dict(
-        {"rows": checkpoint.state["matrix"]["rows"][: checkpoint.task_index + 1]}
-    )
+    names = checkpoint.state.class_names
+    matrix = AccuracyMatrix(checkpoint.state.accuracies.rows[: checkpoint.task_index + 1])
     # Of the run that was extended, if the task is one of that run's.
-    made_with = stored_config(checkpoint.state["config"], str(checkpoint.path)).validate()
+    made_with = stored_config(checkpoint.state.config, str(checkpoint.path)).validate()
     facts = _facts(made_with, learner, checkpoint, directory.result(), weights)
     dataset = made_with.dataset
     is_from_hub = dataset.path is None and not str(dataset.source).startswith("builtin:")
@@ -138,19 +136,19 @@ def _facts(
     weights: WeightsRecord,
 ) -> dict[str, Any]:
     """Return what a reader should know of the training, without paths of this machine."""
-    dataset, records = config.dataset, checkpoint.state["records"][: checkpoint.task_index + 1]
+    dataset, records = config.dataset, checkpoint.state.records[: checkpoint.task_index + 1]
     return {
         "learner": config.learner.name,
         "preset": config.preset,
         "views": config.view_batch.num_views,
         "scenario": f"{config.scenario.kind.replace('_', '-')}, {len(learner.tasks)} of "
-        f"{len(checkpoint.state['tasks'])} tasks",
+        f"{len(checkpoint.state.tasks)} tasks",
         "earlier_tasks": _earlier_tasks(config),
         "dataset": dataset.name,
         "dataset_revision": dataset.revision,
-        "training_images": sum(record["num_samples"] for record in records),
-        "images_seen": sum(record["num_images"] for record in records),
-        "split_sha256": checkpoint.state["split_sha256"],
+        "training_images": sum(record.num_samples for record in records),
+        "images_seen": sum(record.num_images for record in records),
+        "split_sha256": checkpoint.state.split_sha256,
         "seed": config.seed,
         "class_order_seed": config.scenario.class_order_seed,
         "pre_trained_weights": f"{weights.name}, file {weights.file}, SHA-256 {weights.sha256}",

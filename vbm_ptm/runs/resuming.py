@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from vbm_ptm.building import Setup
 from vbm_ptm.config.run_config import RunConfig
@@ -11,6 +10,7 @@ from vbm_ptm.config.tree import differences
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
+from vbm_ptm.storage.checkpoint_state import RunState
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def is_damaged(directory: RunDirectory) -> bool:
     return False
 
 
-def earlier_state(config: RunConfig) -> dict[str, Any] | None:
+def earlier_state(config: RunConfig) -> RunState | None:
     """Return the state that an extension starts from; None for a run that extends no other.
 
     Raises:
@@ -67,7 +67,7 @@ def newest_checkpoint(
             checkpoint.verify()
             is_own = checkpoint.task_index >= setup.benchmark.first_task  # not of the run that is extended
             if is_own:
-                directory.check_same_run(checkpoint.state["config"], setup.config, what=str(path))
+                directory.check_same_run(checkpoint.state.config, setup.config, what=str(path))
             return checkpoint
         except UsageError as error:
             if not skip_damaged:
@@ -93,26 +93,26 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
         # From the run that is extended: its images are not needed.
         restore(setup.learner, checkpoint)
         return
-    names = list(setup.benchmark.scenario.class_names)
-    if checkpoint.state["class_names"] != names:
+    names = setup.benchmark.scenario.class_names
+    if checkpoint.state.class_names != names:
         raise UsageError(
             f"the data set's classes are not those that {checkpoint.path} was trained on, or stand in another order: "
-            f"{names} against {checkpoint.state['class_names']}."
+            f"{list(names)} against {list(checkpoint.state.class_names)}."
         )
     datasets, state = setup.benchmark.datasets, checkpoint.state
-    if datasets.split_sha256 != state["split_sha256"]:
+    if datasets.split_sha256 != state.split_sha256:
         change = (
             f"the images or their split are not those that {checkpoint.path} was made with: "
             f"{len(datasets.train)} for training, {len(datasets.test)} for testing, split SHA-256 "
-            f"{datasets.split_sha256[:12]} against {state['split_sha256'][:12]}"
+            f"{datasets.split_sha256[:12]} against {state.split_sha256[:12]}"
         )
         if is_resumed:
             raise UsageError(f"{change}. Bring the same images back, or start anew with another --output.")
-        if datasets.record.held_out != state["held_out"]:
+        if datasets.record.held_out != state.held_out:
             # The learner may have been trained on what is held out now.
             raise UsageError(
                 f"{change}. Held out of the training images: {datasets.record.held_out or 'nothing'} now, "
-                f"{state['held_out'] or 'nothing'} then. Bring the same test images back."
+                f"{state.held_out or 'nothing'} then. Bring the same test images back."
             )
         logger.warning("%s", change)
     restore(setup.learner, checkpoint)

@@ -153,7 +153,7 @@ def restore_run(
 ) -> tuple[Learner, Checkpoint]:
     """Rebuild the learner of a run as it was after a task (None: the last finished one), on the CPU, without data."""
     checkpoint = directory.checkpoint(task)
-    learner = build_learner(directory.config(overrides), num_tasks=checkpoint.state["num_planned_tasks"])
+    learner = build_learner(directory.config(overrides), num_tasks=checkpoint.state.num_planned_tasks)
     restore(learner, checkpoint)
     return learner.eval(), checkpoint
 
@@ -194,7 +194,7 @@ def load(
         config = directory.config(overrides)
         learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
         transforms, preprocessing = config.dataset.transforms, learner.backbone.preprocessing
-        names, loading = tuple(checkpoint.state["class_names"]), config.data
+        names, loading = checkpoint.state.class_names, config.data
         accelerator = build_accelerator(
             device=device or config.device, mixed_precision=config.trainer.mixed_precision
         )

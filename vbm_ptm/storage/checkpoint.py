@@ -34,12 +34,11 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
+from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, CheckpointState, RunState
 from vbm_ptm.storage.durable_files import as_json, remove_partials, write_directory, write_file
 from vbm_ptm.storage.save_schedule import check_interval
 
 logger = logging.getLogger(__name__)
-
-FORMAT_VERSION = 4
 
 _LEARNER, _OPTIMIZER, _STATE, _SUMS = (
     "learner.safetensors",
@@ -73,18 +72,18 @@ class Checkpoint:
     """
 
     path: Path
-    state: dict[str, Any]
+    state: CheckpointState
     digests: dict[str, str]
 
     @property
     def task_index(self) -> int:
         """The task after which, or inside which, it was written, counted from 0."""
-        return int(self.state["task_index"])
+        return self.state.task_index
 
     @property
     def is_finished(self) -> bool:
         """Whether that task is finished."""
-        return len(self.state["finished_shapes"]) > self.task_index
+        return len(self.state.finished_shapes) > self.task_index
 
     def verify(self) -> None:
         """Make sure that every file is what was written.
@@ -141,12 +140,12 @@ class CheckpointStore:
         self.config = dict(config or {})
         self._statistics: dict[str, str] = {}
 
-    def save(self, learner: Learner, state: Mapping[str, Any]) -> Checkpoint:
+    def save(self, learner: Learner, state: RunState) -> Checkpoint:
         """Write the checkpoint of the task that the learner has just finished.
 
         Args:
             learner: After ``end_task``.
-            state: What else the run needs to go on, as JSON values.
+            state: What else the run needs to go on.
         """
         index = learner.task.index
         checkpoint = self._write(self._task_path(index), learner, state, num_finished=index + 1)
@@ -158,13 +157,13 @@ class CheckpointStore:
         return checkpoint
 
     def save_inside_task(
-        self, learner: Learner, state: Mapping[str, Any], *, num_steps: int, optimizer: Mapping[str, Tensor]
+        self, learner: Learner, state: RunState, *, num_steps: int, optimizer: Mapping[str, Tensor]
     ) -> None:
         """Write the checkpoint of a position inside a task, and keep the one before it.
 
         Args:
             learner: Between two steps.
-            state: What else the run needs to go on, as JSON values.
+            state: What else the run needs to go on.
             num_steps: Steps of the run so far.
             optimizer: What the optimizer keeps; empty at the end of training.
         """
@@ -227,7 +226,7 @@ class CheckpointStore:
         self,
         path: Path,
         learner: Learner,
-        state: Mapping[str, Any],
+        state: RunState,
         *,
         num_finished: int,
         optimizer: Mapping[str, Tensor] | None = None,
@@ -248,16 +247,16 @@ class CheckpointStore:
         if optimizer:
             files[_OPTIMIZER] = tensors_to_bytes(_stored(optimizer))
         digests = self._statistics | {f"{path.name}/{name}": _digest(part) for name, part in files.items()}
-        whole = {
-            "format_version": FORMAT_VERSION,
-            "task_index": index,
-            "weights_sha256": learner.backbone.weights.sha256 if learner.backbone.weights else None,
-            "finished_shapes": [learner.finished_shapes(task) for task in learner.tasks[:num_finished]],
-            "files": sorted(digests),
-            "config": self.config,
-            **state,
-        }
-        files[_STATE] = as_json(whole)
+        whole = CheckpointState(
+            format_version=FORMAT_VERSION,
+            task_index=index,
+            weights_sha256=learner.backbone.weights.sha256 if learner.backbone.weights else None,
+            finished_shapes=tuple(learner.finished_shapes(task) for task in learner.tasks[:num_finished]),
+            files=tuple(sorted(digests)),
+            config=self.config,
+            **{name: getattr(state, name) for name in state.model_fields_set},
+        )
+        files[_STATE] = as_json(whole.to_json())
         digests[f"{path.name}/{_STATE}"] = _digest(files[_STATE])
         files[_SUMS] = _sums(digests, path.name)
         write_directory(path, files)
@@ -290,8 +289,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if sums != _sums(digests, path.name):
         raise _damage(path / _SUMS, "damaged" if sums else "missing or empty")
     _verified(path / _STATE, digests.get(f"{path.name}/{_STATE}"))
-    state = dict(json.loads(content))
-    if set(digests) != {f"{path.name}/{_STATE}", *state["files"]}:
+    state = CheckpointState.model_validate_json(content)
+    if set(digests) != {f"{path.name}/{_STATE}", *state.files}:
         raise _damage(path / _SUMS, "damaged")
     return Checkpoint(path, state, digests)
 
@@ -302,7 +301,7 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     Raises:
         UsageError: The frozen backbone's weights are not those that the checkpoint was made with.
     """
-    weights, recorded = learner.backbone.weights, checkpoint.state["weights_sha256"]
+    weights, recorded = learner.backbone.weights, checkpoint.state.weights_sha256
     given = weights.sha256 if weights else None
     if given != recorded:
         raise UsageError(
@@ -310,8 +309,8 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
             "Give the same file by backbone.checkpoint."
         )
     tensors = checkpoint.tensors()
-    shapes = checkpoint.state["finished_shapes"]
-    tasks = [task_from(values) for values in checkpoint.state["tasks"]]
+    shapes = checkpoint.state.finished_shapes
+    tasks = checkpoint.state.tasks
     with seeded(0):  # what a task starts from is overwritten, but drawn
         grow(learner, tasks[: len(shapes)], shapes)
         if not checkpoint.is_finished:
@@ -328,18 +327,6 @@ def grow(learner: Learner, tasks: Sequence[Task], shapes: Sequence[Mapping[str, 
     for task, kept in zip(tasks, shapes, strict=True):
         learner.begin_task(task)
         learner.allocate(task, kept)
-
-
-def task_from(values: Mapping[str, Any]) -> Task:
-    """Rebuild a task from JSON, where tuples have become lists."""
-    return Task(
-        index=values["index"],
-        classes=tuple(values["classes"]),
-        new_classes=tuple(values["new_classes"]),
-        num_seen_classes=values["num_seen_classes"],
-        domain=values["domain"],
-        num_planned_classes=values.get("num_planned_classes", 0),
-    )
 
 
 def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,71 @@
+"""What ``state.json`` of a checkpoint holds: what rebuilds the learner, the counts so far, the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vbm_ptm.data.record import Record
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.storage.task_record import TaskRecord
+
+FORMAT_VERSION = 4
+
+
+class RunState(Record):
+    """What a run needs, beside tensors, to go on or to be used.
+
+    Attributes:
+        class_names: By class index.
+        split_sha256: Which image is in which split and class.
+        held_out: Which part of the training images was held out for testing.
+        num_planned_tasks: Tasks that the learner was made for.
+        tasks: Tasks of the run.
+        evaluation_tasks: Tasks that accuracy is reported on.
+        matrix: What ``accuracies`` is made of.
+        records: What each finished task took.
+        log_position: Bytes of ``log.jsonl`` that belong to it.
+        gradient_scaler: State of the fp16 scaler, if there is one.
+        num_ranks: Processes that trained together.
+        num_threads: Of PyTorch on the processor.
+        training: Position in the task in progress; None after a task.
+    """
+
+    class_names: tuple[str, ...]
+    split_sha256: str
+    held_out: str | None
+    num_planned_tasks: int
+    tasks: tuple[Task, ...]
+    evaluation_tasks: tuple[Task, ...]
+    matrix: dict[str, Any]
+    records: tuple[TaskRecord, ...]
+    log_position: int
+    gradient_scaler: dict[str, Any] | None
+    num_ranks: int
+    num_threads: int
+    training: dict[str, Any] | None = None
+
+    @property
+    def accuracies(self) -> AccuracyMatrix:
+        """All accuracies so far."""
+        return AccuracyMatrix.from_dict(self.matrix)
+
+
+class CheckpointState(RunState):
+    """The same with what the store adds.
+
+    Attributes:
+        format_version: Of this layout.
+        task_index: The task after which, or inside which, it was written, from 0.
+        weights_sha256: The pre-trained weights; None for a backbone that the caller made.
+        finished_shapes: For each finished task, what ``Learner.allocate`` needs.
+        files: Files with tensors, relative to ``checkpoints``.
+        config: The configuration of the run.
+    """
+
+    format_version: int
+    task_index: int
+    weights_sha256: str | None
+    finished_shapes: tuple[dict[str, list[int]], ...]
+    files: tuple[str, ...]
+    config: dict[str, Any]
