@@ -292,3 +292,21 @@ def test_main__names_the_file_that_stands_in_the_place_of_a_library(shadow: str,
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"error: '{file}'")
     assert "Traceback" not in done.stderr
+
+
+def test_keep_freed_memory__keeps_the_pages_of_large_tensors() -> None:
+    """Pages that are made anew are counted as faults; the user's own choice is left alone."""
+    program = (
+        "import resource, sys, torch; from vbm_ptm.launch import keep_freed_memory; keep_freed_memory();"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt; make = lambda: torch.ones(2**24);"
+        "[make() for _ in range(12)]; before = faults(); [make() for _ in range(5)]; print(faults() - before)"
+    )
+    faults = []
+    for settings in ({}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}):
+        environment = os.environ | settings
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        faults.append(int(done.stdout))
+    kept, given_back = faults
+    assert kept < given_back / 10

@@ -607,7 +607,7 @@ class TestEvaluationLoader:
             ranks = {name: options.pop(name) for name in ("rank", "num_ranks", "seed") if name in options}
             config = config or LoaderConfig(evaluation_batch_size=4)
             loaders = Loaders(benchmark_of(split, transforms), config, **ranks)
-            return list(loaders.evaluation(split, rows, **options))
+            return list(loaders.evaluation(split, loaders.parts_of_rank(rows), **options))
 
         return load
 

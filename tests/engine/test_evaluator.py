@@ -202,14 +202,14 @@ def test_evaluator__tasks_without_test_images_have_empty_cells(evaluate: Callabl
 def test_evaluator__refuses_to_report_images_that_were_not_counted_once(
     evaluate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluation = Loaders.evaluation
+    parts_of_rank = Loaders.parts_of_rank
 
-    def padded(loaders: Loaders, split: Any, rows: Any) -> Any:
-        return evaluation(loaders, split, np.append(rows, rows[:1]))
+    def padded(loaders: Loaders, rows: Any) -> Any:
+        return parts_of_rank(loaders, np.append(rows, rows[:1]))
 
-    monkeypatch.setattr(Loaders, "evaluation", padded)
+    monkeypatch.setattr(Loaders, "parts_of_rank", padded)
     with pytest.raises(
-        TrainingError, match=r"\[3, 2\] test images .* over 1 ranks, but the data set holds \[2, 2\]"
+        TrainingError, match=r"\[3, 3\] test images .* over 1 ranks, but the data set holds \[2, 2\]"
     ):
         evaluate([1, 1, 1, 1], one_hot([0, 1, 2, 3], 4), after=1, num_tasks=2)
 
@@ -241,3 +241,35 @@ def test_evaluator__joint_training_is_measured_on_the_tasks_that_it_bounds(
     cells, _ = evaluate([1, 1, 2], one_hot([0, 0, 2, 2], 3), after=0, kind="joint", num_tasks=3)
     assert [(cell.total, cell.class_incremental_top1) for cell in cells] == [(1, 1), (1, 0), (2, 2)]
     assert [cell.task_incremental_top1 for cell in cells] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(("name", "num_loaded"), [("linear_probe", [4, 4, 4]), ("l2p", [4, 8, 12])])
+def test_evaluator__computes_a_query_once_and_loads_no_image_for_nothing(
+    new_learner: Callable[..., Learner],
+    benchmark_of_three: Benchmark,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    num_loaded: list[int],
+) -> None:
+    """Three tasks of four test images: what an evaluation finds is what one without a past finds."""
+    learner, accelerator = new_learner(name), build_accelerator(device="cpu")
+    loaders = loaders_for(accelerator, benchmark_of_three, LoaderConfig(evaluation_batch_size=3))
+    evaluator = Evaluator(accelerator, loaders)
+    queries, images = [], []
+    query, decode = learner.backbone.query, type(benchmark_of_three.datasets.test).image
+    monkeypatch.setattr(
+        learner.backbone, "query", lambda batch: (queries.append(len(batch)), query(batch))[1]
+    )
+    monkeypatch.setattr(
+        type(benchmark_of_three.datasets.test),
+        "image",
+        lambda split, row: (images.append(row), decode(split, row))[1],
+    )
+    for task in benchmark_of_three.scenario.tasks:
+        learner.begin_task(task)
+        queries.clear(), images.clear()
+        seen = benchmark_of_three.scenario.seen_after(task.index)
+        cells = evaluator.evaluate(learner, seen)
+        assert queries == [3, 1]
+        assert len(images) == num_loaded[task.index]
+        assert cells == Evaluator(accelerator, loaders).evaluate(learner, seen)

@@ -150,6 +150,7 @@ def fit(
             "matrix": run.trainer.matrix.to_dict(),
             "counts": [(record.num_images, record.num_test_images) for record in run.trainer.records],
             "hashes": [(record.frozen_sha256, record.trained_sha256) for record in run.trainer.records],
+            "reports": [record.learner_report for record in run.trainer.records],
             "shown": shown,
             "steps": run.events("step"),
         }
@@ -253,16 +254,15 @@ def test_fit__is_the_same_on_two_ranks(
     assert first["matrix"] == second["matrix"] == json.loads(json.dumps(alone["matrix"]))
     assert first["counts"] == second["counts"] == [list(counts) for counts in alone["counts"]]
     assert first["hashes"] == second["hashes"]
+    assert first["reports"] == second["reports"] == alone["reports"]
     bound = {("float64", "sgd"): 1e-10, ("float64", "adam"): 1e-10, ("float32", "sgd"): 1e-5}.get(
         (cell.precision, cell.optimizer), 1e-3
     )
     assert set(first["state"]) == set(alone["state"])
     for key, tensor in alone["state"].items():
         assert torch.equal(first["state"][key], second["state"][key])
-        is_count = (
-            key.endswith("selections") or not tensor.is_floating_point()
-        )  # they stay float32, or whole numbers
-        assert is_count or tensor.dtype == getattr(torch, cell.precision)
+        # Counts are whole numbers.
+        assert not tensor.is_floating_point() or tensor.dtype == getattr(torch, cell.precision)
         torch.testing.assert_close(
             first["state"][key], tensor, atol=bound, rtol=0, msg=lambda text, key=key: key + text
         )

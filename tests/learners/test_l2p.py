@@ -205,29 +205,33 @@ def test_l2p__transfers_nothing_unless_asked_to(build: Build) -> None:
     assert torch.equal(learner.pool.prompts, before)
 
 
-def test_l2p__reports_how_often_each_prompt_is_chosen(
-    learner: Learner, build: Build, given_features: Any
+@pytest.mark.parametrize("is_batchwise", [False, True])
+def test_l2p__counts_in_training_how_often_each_prompt_is_given(
+    build: Build, train: Train, is_batchwise: bool
 ) -> None:
+    learner = build("l2p", **SMALL, batchwise_prompt=is_batchwise)
+    learner.begin_task(TASKS[0])
     images = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(6))
-    given = given_features(learner.query(images), [2, 3, 2, 3, 2, 3, 2, 3, 2])
-    learner.end_task(TASKS[1], given)
-    assert given.transforms == ["eval"]
-    counts = Counter(number for row in choices(learner, images) for number in row)
-    report = learner.report(TASKS[1])
-    assert report == {"prompt_selections": [counts[number] for number in range(6)]}
-    assert sum(report["prompt_selections"]) == 9 * 2
-    assert all(isinstance(count, int) for count in report["prompt_selections"])
-
-    restored = build("l2p", **SMALL)
-    for task in TASKS[:2]:
-        restored.begin_task(task)
-        restored.allocate(task, learner.finished_shapes(task))
-    restored.load_state_dict(learner.state_dict())
-    assert restored.report(TASKS[1]) == report
-    assert (
-        restored.statistics_of(TASKS[1])["selections"].dtype
-        == learner.statistics_of(TASKS[1])["selections"].dtype
-    )
+    labels = torch.zeros(9, dtype=torch.long)
+    learner.eval()
+    learner(images, labels)
+    learner.predict(images)
+    assert learner.tallies == {}
+    learner.train()
+    learner(images, labels)
+    learner(images[:4], labels[:4])
+    given = [choices(learner, part) for part in (images, images[:4])]
+    if is_batchwise:  # all images of a step have the prompts that most of them chose
+        votes = [Counter(number for row in rows for number in row) for rows in given]
+        ranked = [
+            sorted(range(6), key=lambda number, vote=vote: (-vote[number], number))[:2] for vote in votes
+        ]
+        given = [[winners] * len(rows) for winners, rows in zip(ranked, given, strict=True)]
+    counts = Counter(number for rows in given for row in rows for number in row)
+    assert learner.tallies["prompt_selections"].tolist() == [counts[number] for number in range(6)]
+    assert sum(counts.values()) == 13 * 2
+    learner.begin_task(TASKS[1])
+    assert learner.tallies == {}
 
 
 def test_l2p__backbone_is_the_same_before_and_after(build: Build, train: Train) -> None:

@@ -121,21 +121,29 @@ class Loaders:
         parts = _RankParts(sampler, rank=self.rank, num_ranks=self.num_ranks)
         return TrainLoader(parts, self._over(dataset, parts, persistent=True))
 
+    def parts_of_rank(self, rows: Integers) -> list[list[int]]:
+        """Return the rows of this rank's batches: each row on exactly one rank, none padded.
+
+        The ranks' shares put one after the other are ``rows`` in order; a share may be empty.
+        """
+        first, last = chunk(len(rows), self.rank, self.num_ranks)
+        own = np.asarray(rows)[first:last].tolist()
+        size = self.config.evaluation_batch_size
+        return [own[start : start + size] for start in range(0, len(own), size)]
+
     def evaluation(
         self,
         split: ImageSplit,
-        rows: Integers,
+        parts: Sequence[Sequence[int]],
         *,
         transform: Literal["eval", "flip", "weak"] = "eval",
         task_index: int = 0,
     ) -> DataLoader[EvaluationBatch]:
-        """Return a loader of this rank's share of the rows: each row on exactly one rank, none padded.
-
-        The ranks' shares put one after the other are ``rows`` in order; a share may be empty.
+        """Return a loader of one batch for each part.
 
         Args:
             split: Training or test split of the benchmark.
-            rows: Row numbers to load.
+            parts: Row numbers of each batch, e.g. of ``parts_of_rank``.
             transform: Which view.
             task_index: Index of the task, for the weak view.
         """
@@ -147,10 +155,6 @@ class Loaders:
             seed=self.seed,
             task_index=task_index,
         )
-        first, last = chunk(len(rows), self.rank, self.num_ranks)
-        own = np.asarray(rows)[first:last].tolist()
-        size = self.config.evaluation_batch_size
-        parts = [own[start : start + size] for start in range(0, len(own), size)]
         return self._over(dataset, parts, persistent=False)
 
     def _over(self, dataset: Dataset[Any], parts: Any, *, persistent: bool) -> DataLoader[Any]:

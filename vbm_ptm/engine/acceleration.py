@@ -19,7 +19,7 @@ from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig, Loaders
 from vbm_ptm.engine.precision import chosen_device_type, resolve_precision
 from vbm_ptm.errors import UsageError
-from vbm_ptm.launch import num_nodes, num_processes, without_leftovers
+from vbm_ptm.launch import keep_freed_memory, num_nodes, num_processes, without_leftovers
 from vbm_ptm.settings import Precision, PrecisionSetting
 
 __all__ = [
@@ -91,6 +91,8 @@ def build_accelerator(
         raise UsageError(
             f"trainer.trackers: {', '.join(missing)} is not installed; install it with pip install 'vbm_ptm[trackers]'."
         )
+    if chosen_device_type(device) == "cpu":
+        keep_freed_memory()
     AcceleratorState._reset_state()
     if PartialState._shared_state and PartialState().num_processes == 1:
         PartialState._reset_state()  # another device may be chosen; a process group must stay as it is

@@ -7,19 +7,40 @@ classes but those of a chosen expert (S-iPrompt), it is the task-incremental acc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.contract import broken_scores
+from vbm_ptm.engine.query_cache import QueryCache
 from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyCell, count_correct
+
+
+class _Batch(NamedTuple):
+    """Test images of one task.
+
+    Attributes:
+        position: Of the task, among those that are measured.
+        rows: (N,) row numbers in the split.
+        images: (N,C,H,W), or empty where the prediction is a function of queries that are known.
+        query: (N,D) if the learner's queries never change.
+        labels: (N,) class indices.
+    """
+
+    position: int
+    rows: Tensor
+    images: Tensor
+    query: Tensor | None
+    labels: Tensor
 
 
 class Evaluator:
@@ -28,8 +49,9 @@ class Evaluator:
     def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
         self.accelerator = accelerator
         self.loaders = loaders
+        self._queries = QueryCache(len(loaders.benchmark.datasets.test))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
         """Return the counts for each task, in order.
 
@@ -38,11 +60,7 @@ class Evaluator:
             FloatingPointError: A score is not finite, other than -inf for a class that is ruled out.
         """
         benchmark = self.loaders.benchmark
-        test = benchmark.datasets.test
         rows = [benchmark.test_rows(task) for task in tasks]
-        task_of_row = np.full(len(test), -1)
-        for position, task_rows in enumerate(rows):
-            task_of_row[task_rows] = position
         nothing = torch.empty(0, learner.num_seen_classes), torch.empty(0, dtype=torch.long)
         cells = [
             _count(
@@ -55,20 +73,16 @@ class Evaluator:
         ]
         learner.eval()
         broken: list[int] = []
-        for images, labels, sample_ids in self.loaders.evaluation(test, np.concatenate(rows)):
-            images = images.to(self.accelerator.device, non_blocking=True)
+        for batch in self._batches(learner, tasks, rows):
+            task = tasks[batch.position]
+            own: Tensor | None = None
             with self.accelerator.autocast():
-                scores = learner.predict(images).float().cpu()
-            broken += sample_ids[broken_scores(scores)].tolist()
-            task_of_image = torch.from_numpy(task_of_row[sample_ids.numpy()])
-            for position in task_of_image.unique().tolist():
-                mine, task = task_of_image == position, tasks[position]
-                own: Tensor | None = None
+                scores = learner.predict(batch.images, batch.query).float().cpu()
                 if _has_expert(learner, task):
-                    with self.accelerator.autocast():
-                        own = learner.predict_task(images[mine.to(images.device)], task).float().cpu()
-                    broken += sample_ids[mine][broken_scores(own)].tolist()
-                cells[position] += _count(learner, task, scores[mine], labels[mine], own)
+                    own = learner.predict_task(batch.images, task).float().cpu()
+            for each in (scores,) if own is None else (scores, own):
+                broken += batch.rows[broken_scores(each)].tolist()
+            cells[batch.position] += _count(learner, task, scores, batch.labels, own)
         self._refuse(sorted(set(broken)))
         cells = self._over_ranks(cells)
         counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
@@ -90,6 +104,37 @@ class Evaluator:
                 f"the scores of {num_broken} test images are NaN or infinite{which}. The weights have diverged, or "
                 "Learner.predict divides by zero; finished tasks are saved."
             )
+
+    def _batches(
+        self, learner: Learner, tasks: Sequence[Task], rows: Sequence[NDArray[np.int64]]
+    ) -> Iterator[_Batch]:
+        """Yield the images of each task in turn.
+
+        A batch holds images of one task, so that an image is measured among the same others after every task.
+        """
+        test, device = self.loaders.benchmark.datasets.test, self.accelerator.device
+        labels_of_rows = torch.from_numpy(self.loaders.benchmark.class_indices(test))
+        if learner.query_is_fixed:
+            self._queries.begin(learner)
+        parts = [
+            (position, part) for position, own in enumerate(rows) for part in self.loaders.parts_of_rank(own)
+        ]
+        is_loaded = [
+            _has_expert(learner, tasks[position])
+            or not (learner.query_is_fixed and learner.predicts_from_query and self._queries.knows(part))
+            for position, part in parts
+        ]
+        wanted = [part for (_, part), is_needed in zip(parts, is_loaded, strict=True) if is_needed]
+        loaded = iter(self.loaders.evaluation(test, wanted))
+        for (position, part), is_needed in zip(parts, is_loaded, strict=True):
+            images = next(loaded).images.to(device, non_blocking=True) if is_needed else torch.empty(0)
+            query: Tensor | None = None
+            if learner.query_is_fixed:
+                if not self._queries.knows(part):
+                    with self.accelerator.autocast():
+                        self._queries.put(part, learner.query(images))
+                query = self._queries.get(part, device)
+            yield _Batch(position, torch.tensor(part), images, query, labels_of_rows[part])
 
     def _over_ranks(self, cells: list[AccuracyCell]) -> list[AccuracyCell]:
         """Add the counts of all ranks."""

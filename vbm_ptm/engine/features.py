@@ -26,7 +26,8 @@ _MESSAGE_BYTES = 2**26
 class TaskFeatures:
     """Computes ``learner.query`` over training images, spread over ranks; every rank gets all of them.
 
-    Implements ``vbm_ptm.learners.base.Features``. Nothing is computed before the first call.
+    Implements ``vbm_ptm.learners.base.Features``. Nothing is computed before the first call. The network runs in the
+    precision of the run; what learners make of the features is theirs to compute in float32 or better.
     """
 
     def __init__(self, learner: Learner, task: Task, *, accelerator: Accelerator, loaders: Loaders) -> None:
@@ -64,16 +65,18 @@ class TaskFeatures:
 
     @torch.no_grad()
     def _table(self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform) -> Tensor:
-        loader = self.loaders.evaluation(split, wanted, transform=transform, task_index=self.task.index)
+        parts = self.loaders.parts_of_rank(wanted)
+        loader = self.loaders.evaluation(split, parts, transform=transform, task_index=self.task.index)
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
         table: Tensor | None = None
         position, _ = shares[self.accelerator.process_index]
         for images, _, _ in loader:
-            values = self.learner.query(images.to(self.accelerator.device, non_blocking=True))
-            values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
+            with torch.inference_mode(), self.accelerator.autocast():
+                values = self.learner.query(images.to(self.accelerator.device, non_blocking=True))
+                values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
             if table is None:
-                table = values.new_empty(len(wanted), values.shape[1])
+                table = torch.empty(len(wanted), values.shape[1], dtype=values.dtype)
             table[position : position + len(values)] = values
             position += len(values)
         return self._complete(table, shares)

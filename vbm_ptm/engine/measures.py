@@ -134,7 +134,7 @@ class Retention:
         was_training = learner.training
         learner.eval()
         with seeded(0):
-            for images, labels, _ in self._loaders.evaluation(split, rows):
+            for images, labels, _ in self._loaders.evaluation(split, self._loaders.parts_of_rank(rows)):
                 here = images.to(accelerator.device, non_blocking=True)
                 with accelerator.autocast():
                     if learner.rules_out_classes:

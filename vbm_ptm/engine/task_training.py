@@ -144,6 +144,14 @@ class TaskTraining:
             "step": self.step,
             "num_steps": self.num_steps,
             "readings": self.readings.state(),
+            "tallies": self.tallies(),
+        }
+
+    def tallies(self) -> dict[str, list[int]]:
+        """Return what the learner has counted in the steps so far, over all ranks, which must ask for it together."""
+        return {
+            name: self.accelerator.reduce(counts, reduction="sum").tolist()
+            for name, counts in self.learner.tallies.items()
         }
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
@@ -165,6 +173,11 @@ class TaskTraining:
         self.epoch, self.step = state["epoch"], state["step"]
         assert self.num_steps == state["num_steps"]
         self.readings.load_state(state["readings"])
+        for name, counts in state.get(
+            "tallies", {}
+        ).items():  # a sum over ranks, of which the main one takes charge
+            own = torch.tensor(counts, device=self.accelerator.device)
+            self.learner.tallies[name] = own if self.accelerator.is_main_process else torch.zeros_like(own)
         self._restored = optimizer
 
     def _plan(self, steps: Sequence[Sequence[int]]) -> list[StepPlan]:

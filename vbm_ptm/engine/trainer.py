@@ -213,7 +213,7 @@ class Trainer:
             recall_interval=training.visits.recall_interval(),
             summed_rate=training.visits.summed_rate(),
             **self._measures.facts(),
-            learner_report=self.learner.report(task) | self._rehearsal_report(),
+            learner_report=self.learner.report(task) | training.tallies() | self._rehearsal_report(),
             parameters=parameters,
             frozen_sha256=prints.frozen_sha256,
             trained_sha256=prints.trained_sha256,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
@@ -53,6 +53,7 @@ class APER(Learner):
     """Frozen backbone, an adaptation that the first task trains, and one prototype per class."""
 
     config_class = APERConfig
+    predicts_from_query = True
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: APERConfig, *, num_tasks: int) -> None:
@@ -74,6 +75,11 @@ class APER(Learner):
             return LearnerOutput(self.predict(images)[:, self.task_columns], self.task_columns, {})
         logits = self.first_session.head(self.first_session.encode(self.backbone, images))
         return LearnerOutput(logits, self.task_columns, {})
+
+    @property
+    def query_modules(self) -> tuple[nn.Module, ...]:
+        """The backbone and its adaptation."""
+        return self.backbone, self.first_session
 
     def query(self, images: Tensor) -> Tensor:
         """Return the features (N, 2D) of the frozen and of the adapted backbone."""

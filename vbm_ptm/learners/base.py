@@ -163,6 +163,8 @@ class Learner(nn.Module):
     has_task_experts: ClassVar[bool] = False
     # Whether ``predict`` rules seen classes out (-inf): task-incremental accuracy is then that of the task's expert.
     rules_out_classes: ClassVar[bool] = False
+    # Whether ``predict`` looks at the query alone: with a known query the images given may be an empty tensor.
+    predicts_from_query: ClassVar[bool] = False
     # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
     # for ViTs also narrows the annotation of ``backbone``.
     backbone_class: ClassVar[type[Backbone]] = PromptableViT
@@ -181,6 +183,8 @@ class Learner(nn.Module):
         self.num_tasks = num_tasks
         self.tasks: list[Task] = []
         self.statistics = nn.ModuleDict()
+        # What training steps of the task have counted on this rank, by name; the result has the sums over ranks.
+        self.tallies: dict[str, Tensor] = {}
         # A buffer moves with the learner: made from ``task.classes`` in a step, it would wait for the device.
         self.register_buffer("task_columns", torch.empty(0, dtype=torch.long), persistent=False)
         self.backbone.requires_grad_(False)
@@ -206,6 +210,20 @@ class Learner(nn.Module):
         """Whether no parameter of the backbone is trained; its weights are then not stored."""
         return not any(parameter.requires_grad for parameter in self.backbone.parameters())
 
+    @property
+    def query_modules(self) -> tuple[nn.Module, ...]:
+        """What ``query`` is computed by; who overrides ``query`` says so here, or its queries are never kept."""
+        return (self.backbone,)
+
+    @property
+    def query_is_fixed(self) -> bool:
+        """Whether ``query`` gives an image the same features after every task, so that they are computed once."""
+        own = type(self)
+        is_told = own.query is Learner.query or own.query_modules is not Learner.query_modules
+        return is_told and not any(
+            parameter.requires_grad for module in self.query_modules for parameter in module.parameters()
+        )
+
     def train(self, mode: bool = True) -> Learner:
         """Set training mode, but keep a frozen backbone in eval mode."""
         super().train(mode)
@@ -218,6 +236,7 @@ class Learner(nn.Module):
         if task.index != len(self.tasks):
             raise ValueError(f"task {task.index} cannot begin after {len(self.tasks)} tasks")
         self.tasks.append(task)
+        self.tallies = {}
         self.task_columns = self.columns(task.classes, self.task_columns.device)
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -286,6 +305,21 @@ class Learner(nn.Module):
         """Return what a task left behind, by name; empty before its end."""
         key = str(task.index)
         return dict(self.statistics[key].named_buffers()) if key in self.statistics else {}
+
+    def tally(self, name: str, numbers: Tensor, *, size: int) -> None:
+        """Count in a training step how often each number occurs; outside of training nothing is counted.
+
+        Args:
+            name: Under which the result reports it.
+            numbers: int64 of any shape, from 0 to size - 1.
+            size: Different numbers that there are.
+        """
+        if not self.training:
+            return
+        if name not in self.tallies:
+            self.tallies[name] = torch.zeros(size, dtype=torch.long, device=numbers.device)
+        numbers = numbers.detach().flatten()
+        self.tallies[name].scatter_add_(0, numbers, torch.ones_like(numbers))
 
     def finished_shapes(self, task: Task) -> dict[str, list[int]]:
         """Return what ``allocate`` needs for a finished task."""

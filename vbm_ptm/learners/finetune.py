@@ -26,6 +26,7 @@ class Finetune(Learner):
     """Backbone and heads, trained task after task with nothing against forgetting."""
 
     config_class = FinetuneConfig
+    predicts_from_query = True
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: FinetuneConfig, *, num_tasks: int) -> None:

@@ -13,8 +13,7 @@ Differs from the PyTorch port in:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -24,13 +23,11 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import (
-    Features,
     Learner,
     LearnerConfig,
     LearnerOutput,
     ParameterGroup,
     Queries,
-    TaskStatistics,
 )
 from vbm_ptm.prompts.pool import PromptPool
 
@@ -105,6 +102,7 @@ class L2P(Learner):
         selected = self.pool.select(similarity)
         if self.config.batchwise_prompt:
             selected = self.pool.vote(selected)
+        self.tally("prompt_selections", selected, size=len(self.pool.keys))
         drawn = similarity if queries is None else self.pool.similarity(queries.pull)
         pull = -self.config.pull_weight * self.pool.pull(drawn, selected)
         return LearnerOutput(
@@ -115,23 +113,6 @@ class L2P(Learner):
         """Return logits (N, seen); every image has the prompts of its own query."""
         query = self.query(images) if query is None else query
         return self._logits(images, self.pool.select(self.pool.similarity(query)))
-
-    def end_task(self, task: Task, features: Features) -> None:
-        """Count how often each prompt is chosen for the task's training images."""
-        values, _, _ = features()
-        device = self.pool.keys.device
-        selected = self.pool.select(self.pool.similarity(values.to(self.pool.keys)))
-        counts = torch.bincount(selected.flatten(), minlength=len(self.pool.keys)).float()
-        self.statistics[str(task.index)] = TaskStatistics({"selections": counts}).to(device)
-
-    def report(self, task: Task) -> dict[str, Any]:
-        """Return how many of the task's training images (times k) chose each prompt."""
-        return {"prompt_selections": self.statistics_of(task)["selections"].long().tolist()}
-
-    def statistics_size(self, class_sizes: Sequence[int]) -> int:
-        """Return the numbers in a count per prompt."""
-        size: int = self.config.pool_size
-        return size
 
     def _logits(self, images: Tensor, selected: Tensor) -> Tensor:
         tokens = self.pool.gather(selected)

@@ -24,6 +24,7 @@ class LinearProbe(Learner):
     """Frozen backbone, one linear head per task on the class token."""
 
     config_class = LinearProbeConfig
+    predicts_from_query = True
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: LinearProbeConfig, *, num_tasks: int) -> None:

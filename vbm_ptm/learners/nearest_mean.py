@@ -39,6 +39,7 @@ class NearestMean(Learner):
     """Frozen backbone and one mean per class."""
 
     config_class = NearestMeanConfig
+    predicts_from_query = True
     backbone_class = Backbone
 
     def parameter_groups(self) -> list[ParameterGroup]:

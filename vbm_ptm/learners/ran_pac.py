@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from pydantic import Field, PositiveFloat
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
@@ -73,6 +73,7 @@ class RanPAC(Learner):
     """Frozen backbone, frozen projection, sums over all images and the regression solved from them."""
 
     config_class = RanPACConfig
+    predicts_from_query = True
     backbone_class = Backbone
     projection: Tensor | None
     gram: Tensor
@@ -107,6 +108,11 @@ class RanPAC(Learner):
             return LearnerOutput(self.predict(images)[:, self.task_columns], self.task_columns, {})
         logits = self.first_session.head(self.first_session.encode(self.backbone, images))
         return LearnerOutput(logits, self.task_columns, {})
+
+    @property
+    def query_modules(self) -> tuple[nn.Module, ...]:
+        """The backbone and its adaptation."""
+        return self.backbone, self.first_session
 
     def query(self, images: Tensor) -> Tensor:
         """Return the class-token features (N, D) of the backbone, adapted if it is."""

@@ -70,6 +70,7 @@ class SLCA(Learner):
     """Slowly tuned backbone, one head per task, heads aligned on Gaussian features for prediction."""
 
     config_class = SLCAConfig
+    predicts_from_query = True
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: SLCAConfig, *, num_tasks: int) -> None:

@@ -1,0 +1,67 @@
+"""What is kept of queries, and when it is forgotten.
+
+Shapes: n rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from vbm_ptm.engine import query_cache
+from vbm_ptm.engine.query_cache import QueryCache
+from vbm_ptm.learners.base import Learner
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("memory", [0, 2**20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_query_cache__returns_what_was_put_in_memory_or_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, memory: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(query_cache, "_MEMORY_BYTES", memory)
+    cache = QueryCache(9)
+    values = torch.randn(4, 5).to(dtype)
+    cache.put([7, 0, 3, 8], values)
+    assert torch.equal(cache.get([8, 0], CPU), values[[3, 1]])
+    assert cache.get([8], CPU).dtype == dtype
+    assert cache.knows([3, 7])
+    assert not cache.knows([3, 1])
+
+
+def test_query_cache__belongs_to_the_weights(new_learner: Callable[..., Learner]) -> None:
+    learner, cache = new_learner("linear_probe"), QueryCache(3)
+    cache.begin(learner)
+    cache.put([1], torch.ones(1, 48))
+    cache.begin(learner)
+    assert cache.knows([1])
+    with torch.no_grad():
+        learner.backbone.vit.norm.bias[0] = 1.0
+    cache.begin(learner)
+    assert not cache.knows([1])
+    cache.put([1], torch.ones(1, 48))
+    cache.begin(new_learner("linear_probe"))
+    assert not cache.knows([1])
+
+
+def test_query_is_fixed__of_a_frozen_backbone_alone(new_learner: Callable[..., Learner]) -> None:
+    assert new_learner("l2p").query_is_fixed
+    assert new_learner("nearest_mean").query_is_fixed
+    assert not new_learner("slca").query_is_fixed
+    assert not new_learner("finetune").query_is_fixed
+
+
+@pytest.mark.parametrize("name", ["ran_pac", "aper"])
+def test_query_is_fixed__once_an_adaptation_is_trained(
+    new_learner: Callable[..., Learner], name: str
+) -> None:
+    learner = new_learner(name)
+    assert learner.first_session in learner.query_modules
+    for parameter in learner.first_session.parameters():
+        parameter.requires_grad_(True)
+    assert learner.query_is_fixed is not any(True for _ in learner.first_session.parameters())
+    learner.first_session.requires_grad_(False)
+    assert learner.query_is_fixed
