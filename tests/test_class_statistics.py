@@ -172,3 +172,12 @@ def test_draw__of_several_gaussians_keeps_them_apart() -> None:
         assert bool(((own.mean(0) - scale * mean).abs() < 5 * spread / count**0.5).all())
         tolerance = 5 * (2 / count) ** 0.5 * spread[:, None] * spread
         assert bool(((covariance(own) - expected).abs() < tolerance).all())
+
+
+def test_factors__do_not_hang_on_the_last_bit() -> None:
+    features, labels = random_features(6, 4), torch.tensor([0, 0, 0, 1, 1, 1])
+    noise = 1e-13 * torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for factor in (lambda values: gaussian_factor(values)[1], lambda values: pooled_factor(values, labels)):
+        turned = -features  # the decomposition of what is turned round begins elsewhere
+        torch.testing.assert_close(factor(features + noise), factor(features), atol=1e-10, rtol=0)
+        torch.testing.assert_close(factor(turned), factor(features), atol=1e-10, rtol=0)

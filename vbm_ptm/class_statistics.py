@@ -27,9 +27,8 @@ def gaussian_factor(features: Tensor) -> tuple[Tensor, Tensor]:
     features = features.detach().to(torch.float64)
     num_images, width = features.shape
     mean = features.mean(dim=0)
-    _, scales, directions = torch.linalg.svd(features - mean, full_matrices=False)
     rank = min(num_images - 1, width)  # centring takes one dimension away; one image leaves none
-    return mean, scales[:rank, None] * directions[:rank] / math.sqrt(num_images - 1)
+    return mean, _scaled_directions(features - mean, rank) / math.sqrt(num_images - 1)
 
 
 def diagonal_factor(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,11 +42,21 @@ def pooled_factor(features: Tensor, labels: Tensor) -> Tensor:
     """Return the float64 factor (R,D) of the covariance within classes, of features (N,D) with labels (N,)."""
     classes, positions = labels.unique(return_inverse=True)
     means = torch.stack([features[labels == each].double().mean(dim=0) for each in classes])
-    _, scales, directions = torch.linalg.svd(features.double() - means[positions], full_matrices=False)
     freedom = len(labels) - len(classes)
     rank = min(freedom, features.shape[1])
-    factor: Tensor = scales[:rank, None] * directions[:rank] / math.sqrt(max(freedom, 1))
-    return factor
+    return _scaled_directions(features.double() - means[positions], rank) / math.sqrt(max(freedom, 1))
+
+
+def _scaled_directions(rows: Tensor, rank: int) -> Tensor:
+    """Return the first principal directions (rank,D) of rows (N,D), each as long as its singular value.
+
+    The largest component of each is positive: the sign of a singular vector would hang on the last bit of the rows.
+    """
+    _, scales, directions = torch.linalg.svd(rows, full_matrices=False)
+    directions = directions[:rank]
+    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
+    scaled: Tensor = scales[:rank, None] * directions * largest.sign()
+    return scaled
 
 
 def draw(
