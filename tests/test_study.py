@@ -450,14 +450,8 @@ def test_fitting__takes_what_still_fits_in_order() -> None:
 
 def test_changed_settings__are_those_that_may_change_a_number() -> None:
     own = planned_run("own")
-    given = planned_run(
-        "own",
-        "optimization.epochs=7",
-        "data.num_workers=3",
-        "dataset.path=/x",
-        "backbone.checkpoint=/y",
-        "device=cpu",
-    )
-    (line,) = changed_settings(given, own)
-    assert line.startswith("optimization.epochs: ")
-    assert line.endswith(" against 7")
+    numberless = ("data.num_workers=3", "dataset.path=/x", "backbone.checkpoint=/y", "device=cpu")
+    given = planned_run("own", "optimization.epochs=7", "dataset.test_fraction=0.4", *numberless)
+    changed = changed_settings(given, own)
+    assert [line.partition(":")[0] for line in changed] == ["dataset.test_fraction", "optimization.epochs"]
+    assert changed[0].endswith("0.2 against 0.4")

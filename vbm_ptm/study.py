@@ -424,7 +424,9 @@ def changed_settings(planned: PlannedRun, protocol: PlannedRun) -> tuple[str, ..
     return tuple(
         f"{key}: {own!r} against {given!r}"
         for key, (own, given) in changes(*trees).items()
-        if not key.startswith((*FREE_ON_RESUME, *PLACES, *LISTS))
+        if not any(
+            f"{key}.".startswith(f"{free.rstrip('.')}.") for free in (*FREE_ON_RESUME, *PLACES, *LISTS)
+        )
     )
 
 

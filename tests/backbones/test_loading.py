@@ -5,8 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -109,7 +107,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
 
 
 class TestLocalFile:
@@ -455,12 +453,12 @@ class TestHub:
     ) -> None:
         asked = []
 
-        def unreachable(request: urllib.request.Request, *, timeout: float) -> None:
-            asked.append((request.full_url, timeout))
-            raise urllib.error.URLError("no route")
+        def unreachable(url: str, *, timeout: float) -> None:
+            asked.append((url, timeout))
+            raise OSError("no route")
 
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+        monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
         with pytest.raises(UsageError, match=r"the hub does not answer .*no route.*backbone.checkpoint=FILE"):
             load_vit("vit_base_patch16_224.augreg_in21k")
         ((url, timeout),) = asked
@@ -489,10 +487,6 @@ class TestHub:
     ) -> None:
         path = write(tmp_path / "model.safetensors", vit.state_dict())
 
-        class Answer:
-            def close(self) -> None:
-                pass
-
         def download(
             repository: str, file_name: str, *, local_files_only: bool = False, etag_timeout: float = 0
         ) -> str:
@@ -501,7 +495,7 @@ class TestHub:
             return str(path)
 
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: Answer())
+        monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         assert_holds(load_vit(NAME), vit.state_dict())
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
 import timm
 import torch
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from timm.models import PretrainedCfg
 from timm.models.vision_transformer import VisionTransformer
 
@@ -238,12 +236,11 @@ def _download(name: str, repository: str, file_names: list[str]) -> WeightsFile:
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids to ask the hub. {what_to_do}")
     try:
-        # The hub's own client repeats a request that fails for most of a minute; this one asks once.
-        request = urllib.request.Request(url, method="HEAD")
-        urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_SECONDS).close()
-    except urllib.error.HTTPError:
+        # A download that fails is repeated for most of a minute; this asks once.
+        huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_SECONDS)
+    except HfHubHTTPError:
         pass  # the hub answers: let its client say what is wrong with the file
-    except OSError as error:
+    except Exception as error:  # what its HTTP library raises depends on the version
         raise UsageError(f"{absent}, and the hub does not answer ({error}). {what_to_do}") from error
     for file_name in file_names:
         logger.info("fetching %s/%s from the hub", repository, file_name)
