@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from vbm_ptm.errors import TrainingInterrupted, UsageError, nearest_name, unknown_name
+from vbm_ptm.errors import (
+    TrainingInterrupted,
+    UsageError,
+    did_you_mean,
+    first_line,
+    nearest_name,
+    unknown_name,
+)
 
 
 def test_usage_error__keeps_every_problem() -> None:
@@ -31,3 +40,14 @@ def test_unknown_name__says_what_is_allowed() -> None:
         "unknown learner 'slka'. Did you mean 'slca'? Allowed: l2p, slca."
     )
     assert unknown_name("learner", "x", []) == "unknown learner 'x'. Allowed: (none)."
+
+
+def test_did_you_mean__names_the_nearest_if_one_is_alike() -> None:
+    assert did_you_mean("slcaa", ["slca", "l2p"]) == " Did you mean 'slca'?"
+    assert did_you_mean("slcaa", ["slca"], folder=Path("a")) == f" Did you mean '{Path('a') / 'slca'}'?"
+    assert did_you_mean("zzz", ["slca"]) == ""
+
+
+def test_first_line__is_never_empty() -> None:
+    assert first_line(ValueError("  one.\ntwo")) == "one"
+    assert first_line(KeyError()) == "KeyError"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vbm_ptm.backbones import load_backbone
+from vbm_ptm.backbones import Preprocessing, load_backbone
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario
 from vbm_ptm.data.task_division import build_scenario, extend_scenario
-from vbm_ptm.data.transforms import build_transforms
+from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.errors import UsageError
@@ -58,7 +58,7 @@ def build(
     learner = build_learner(config, num_tasks=num_planned)
     learner.check_room(len(scenario.tasks))
     _check_rehearsal(learner, scenario, is_extended=first_task > 0)
-    transforms = build_transforms(config.dataset.transforms, **asdict(learner.backbone.preprocessing))
+    transforms = transforms_for(config.dataset.transforms, learner.backbone.preprocessing)
     return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
 
 
@@ -77,6 +77,18 @@ def _check_rehearsal(learner: Learner, scenario: Scenario, *, is_extended: bool)
             f"learner.capacity is {capacity}, but the last task would have {num_cells} classes (counted once in every "
             f"task) to share it: take at least {num_cells}, or 0 for no buffer."
         )
+
+
+def transforms_for(config: TransformsConfig, preprocessing: Preprocessing) -> ViewTransforms:
+    """Build the transforms of a data set's images for a backbone."""
+    return build_transforms(
+        config,
+        image_size=preprocessing.image_size,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        interpolation=preprocessing.interpolation,
+        crop_fraction=preprocessing.crop_fraction,
+    )
 
 
 def build_recipe(config: RunConfig) -> Recipe:

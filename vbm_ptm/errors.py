@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class UsageError(ValueError):
@@ -41,6 +42,25 @@ def nearest_name(given: str, allowed: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def did_you_mean(given: str, allowed: Iterable[str], *, folder: Path | None = None) -> str:
+    """Return " Did you mean '…'?" with the allowed name most like the given one; nothing if none is alike.
+
+    Args:
+        given: The name that was given.
+        allowed: All names that would have been right.
+        folder: Where the names lie, if they are files.
+    """
+    nearest = nearest_name(given, allowed)
+    if nearest is None:
+        return ""
+    return f" Did you mean '{nearest if folder is None else folder / nearest}'?"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, without a full stop; its type if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> str:
     """Word the message for a name that is not among the allowed ones.
 
@@ -50,9 +70,7 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> str:
         allowed: All names that would have been right.
     """
     names = sorted(allowed)
-    nearest = nearest_name(given, names)
-    hint = f" Did you mean '{nearest}'?" if nearest else ""
-    return f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names) or '(none)'}."
+    return f"unknown {kind} '{given}'.{did_you_mean(given, names)} Allowed: {', '.join(names) or '(none)'}."
 
 
 def some_lines(lines: Sequence[str], *, limit: int = 10) -> str:

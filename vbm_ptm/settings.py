@@ -29,6 +29,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
+    def idle(self) -> dict[str, str]:
+        """Return the settings that have no effect beside the others, and what would give them one."""
+        return {}
+
 
 # What the forward pass computes in; "no" is full precision.
 Precision = Literal["no", "bf16", "fp16"]

@@ -160,6 +160,7 @@ def _plan_line(
             learner=line.entry.learner,
             preset=line.entry.preset or study.preset,
             tree=composed.tree,
+            tree_origin="the study",
             overrides=overrides,
         )
 

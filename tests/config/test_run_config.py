@@ -14,7 +14,15 @@ import yaml
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.config.run_config import compose, dataset_spec
 from vbm_ptm.config.study_config import read_study
-from vbm_ptm.config.tree import as_text, differences, list_configs, parse_override, read_yaml
+from vbm_ptm.config.tree import (
+    as_text,
+    change_lines,
+    changes,
+    is_within,
+    list_configs,
+    parse_override,
+    read_yaml,
+)
 from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.registry import list_learners
@@ -295,7 +303,7 @@ def test_validate__checks_settings_against_each_other(overrides: list[str], mess
 def test_validate__refuses_accumulation_where_the_images_of_a_step_vote() -> None:
     overrides = ["optimization.gradient_accumulation_steps=2", "learner.batchwise_prompt=true"]
     (problem,) = problems_of(dataset="digits", learner="l2p", overrides=overrides)
-    assert "take 1, or set learner.batchwise_prompt=false" in problem
+    assert "learner.batchwise_prompt is true" in problem
     compose(
         dataset="digits", learner="l2p", overrides=[overrides[0], "learner.batchwise_prompt=false"]
     ).validate()
@@ -427,10 +435,12 @@ def test_config_yaml__is_equal_when_run_again(
     assert stored["backbone"]["checkpoint"] == str(tmp_path / "w.safetensors")
 
 
-def test_differences__name_just_what_differs() -> None:
+def test_changes__name_just_what_differs() -> None:
     one = compose(dataset="digits", learner="slca").validate().model_dump(mode="json")
     two = compose(dataset="digits", learner="slca", overrides=["learner.mean_decay=0.2"]).validate()
-    assert differences(one, two.model_dump(mode="json")) == ["learner.mean_decay: 0.1 against 0.2"]
+    changed = changes(one, two.model_dump(mode="json"))
+    assert changed == {"learner.mean_decay": (0.1, 0.2)}
+    assert change_lines(changed) == ["learner.mean_decay: 0.1 against 0.2"]
 
 
 @pytest.mark.parametrize(
@@ -558,3 +568,43 @@ def test_dataset_spec__calls_a_folder_by_its_whole_name(tmp_path: Path) -> None:
 def test_dataset_spec__needs_a_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"dataset\.name"):
         compose(dataset=str(tmp_path), learner="nearest_mean", overrides=["dataset.name=''"]).validate()
+
+
+def test_is_within__takes_settings_and_sections_by_their_whole_names() -> None:
+    names = ("data", "dataset.path")
+    assert [is_within(path, names) for path in ("data", "data.num_workers", "dataset.path")] == [True] * 3
+    assert not any(is_within(path, names) for path in ("dataset.name", "dataset.path_of", "database", ""))
+
+
+@pytest.mark.parametrize(
+    ("item", "remedy"),
+    [
+        ("optimization.momentum=0.5", "optimizer 'sgd'"),
+        ("optimization.milestones=[3]", "schedule 'multistep'"),
+        ("optimization.decay=0.5", "schedule 'multistep'"),
+        ("dataset.transforms.affine_degrees=5", "strong 'affine'"),
+        ("dataset.transforms.randaugment_magnitude=5", "strong 'randaugment'"),
+    ],
+)
+def test_compose__refuses_an_item_without_effect(item: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        compose(dataset="cifar100", learner="coda_prompt", overrides=[item]).validate()
+    key = item.partition("=")[0]
+    assert caught.value.problems == (f"{key} has no effect without {remedy} (--set {item}); leave it out.",)
+
+
+def test_compose__leaves_what_a_preset_sets_without_effect_alone(tmp_path: Path) -> None:
+    config = compose(
+        dataset="cifar100", learner="slca", overrides=["optimization.schedule=cosine"]
+    ).validate()
+    assert config.optimization.milestones == (18,)
+    file = tmp_path / "again.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert compose(config_file=file).validate().model_dump() == config.model_dump()
+
+
+def test_compose__refuses_a_multistep_schedule_without_steps() -> None:
+    with pytest.raises(UsageError, match="'multistep' without milestones"):
+        compose(
+            dataset="digits", learner="finetune", overrides=["optimization.schedule=multistep"]
+        ).validate()

@@ -19,10 +19,10 @@ from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.backbones.feature_network import FeatureNetwork
 from vbm_ptm.backbones.loading import build_vit, load_vit, local_file, own_file, resolve_name
 from vbm_ptm.backbones.resnet import RESNET18_CIFAR, Initialization, ResNet18
-from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, as_rgb
+from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, as_interpolation, as_rgb
 from vbm_ptm.backbones.vit import PromptableViT, unsupported_attributes
 from vbm_ptm.backbones.weights_file import check_finite, check_match, file_sha256, read_state_dict
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UsageError, first_line
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.settings import AbsolutePath, Settings
 
@@ -180,7 +180,7 @@ def _timm_network(config: BackboneConfig, name: str, notes: list[str], *, seed: 
         image_size=size,
         mean=as_rgb(facts.mean),
         std=as_rgb(facts.std),
-        interpolation=facts.interpolation,
+        interpolation=as_interpolation(facts.interpolation),
         crop_fraction=float(facts.crop_pct),
     )
     if is_vit:
@@ -204,8 +204,8 @@ def _width(name: str, image_size: int) -> int:
             network = timm.create_model(name, num_classes=0).eval()
             shape = network(torch.zeros(2, 3, image_size, image_size)).shape
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = str(error).split("\n", maxsplit=1)[0]
-        raise UsageError(f"backbone '{name}' takes no images of {image_size} pixels: {reason}") from error
+        reason = first_line(error)
+        raise UsageError(f"backbone '{name}' takes no images of {image_size} pixels: {reason}.") from error
     if len(shape) != 2:
         raise UsageError(f"backbone '{name}' makes {tuple(shape[1:])} of an image; needed: one vector.")
     return int(shape[1])

@@ -30,7 +30,7 @@ from vbm_ptm.backbones.weights_file import (
     some_keys,
     strip_prefix,
 )
-from vbm_ptm.errors import UsageError, nearest_name
+from vbm_ptm.errors import UsageError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -192,9 +192,7 @@ def _with_tag(name: str) -> str:
 
 
 def _unknown_backbone(name: str, allowed: list[str]) -> str:
-    nearest = nearest_name(name, allowed)
-    hint = f" Did you mean '{nearest}'?" if nearest else ""
-    return f"unknown backbone '{name}'.{hint} `vbm-ptm list backbones` shows all."
+    return f"unknown backbone '{name}'.{did_you_mean(name, allowed)} `vbm-ptm list backbones` shows all."
 
 
 def local_file(path: Path) -> WeightsFile:

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+
+from vbm_ptm.errors import UsageError
+
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Preprocessing:
     image_size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    interpolation: str
+    interpolation: Interpolation
     crop_fraction: float
 
 
@@ -53,6 +58,21 @@ class WeightsRecord:
     notes: tuple[str, ...] = ()
     seed: int | None = None
     channels: int | None = None
+
+
+def as_interpolation(name: str) -> Interpolation:
+    """Return a resampling filter that the transforms have.
+
+    Raises:
+        UsageError: The weights were trained with another one.
+    """
+    for known in get_args(Interpolation):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    known_names = " and ".join(get_args(Interpolation))
+    raise UsageError(
+        f"the weights were trained with interpolation '{name}', which is not known here; {known_names} are."
+    )
 
 
 def as_rgb(values: Sequence[float]) -> tuple[float, float, float]:

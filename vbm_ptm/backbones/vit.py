@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vbm_ptm.backbones.adaptations import Adaptation
 from vbm_ptm.backbones.blocks import BlockChange, changed_block, plain_block
-from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord
+from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, as_interpolation
 from vbm_ptm.errors import UsageError
 
 # What the forward pass below knows of a timm block. A part with another name would be left out in silence,
@@ -218,7 +218,7 @@ def _preprocessing_of(vit: VisionTransformer) -> Preprocessing:
         image_size=vit.patch_embed.img_size[0],
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
-        interpolation=config["interpolation"],
+        interpolation=as_interpolation(config["interpolation"]),
         crop_fraction=float(config["crop_pct"]),
     )
 

@@ -116,7 +116,7 @@ def _data_settings(items: Iterable[str]) -> dict[str, dict[str, Any]]:
 def _read_published(file: Path) -> PublishedTable:
     from pydantic import ValidationError
 
-    from vbm_ptm.config.run_config import problem_messages
+    from vbm_ptm.config.problems import problem_messages
     from vbm_ptm.config.tree import find_config, read_yaml
     from vbm_ptm.report.published import PublishedTable
 

@@ -7,15 +7,15 @@ the preset, the preset for that data set) < ``--config`` < ``--set``.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from vbm_ptm.backbones import BackboneConfig
+from vbm_ptm.config.problems import problem_messages
 from vbm_ptm.config.tree import (
     Tree,
     as_text,
@@ -34,16 +34,11 @@ from vbm_ptm.data.view_batch import ViewBatchConfig, check_batch_arithmetic
 from vbm_ptm.engine.objective import ObjectiveConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.trainer import TrainerConfig
-from vbm_ptm.errors import UsageError, nearest_name, unknown_name
+from vbm_ptm.errors import UsageError, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.settings import PrecisionSetting, Settings, absolute
 from vbm_ptm.storage.checkpoint import CheckpointConfig
-
-# How the command line gives what cannot be left out.
-_OPTIONS = {
-    "dataset": ": use --dataset NAME ('vbm-ptm list datasets' shows them), a folder or a parquet file"
-}
 
 
 class RunConfig(Settings):
@@ -107,11 +102,10 @@ class RunConfig(Settings):
                 f"(batch size {self.optimization.batch_size}, {self.view_batch.views_per_group} views), which are not "
                 f"cut: take at most {num_groups}."
             )
-        if num_parts > 1 and self.learner.needs_whole_steps:
+        if num_parts > 1 and self.learner.forbids_accumulation:
             raise ValueError(
-                f"optimization.gradient_accumulation_steps is {num_parts}, but with these settings of learner "
-                f"'{self.learner.name}' all images of a step choose their prompts together (batchwise_prompt): take 1, "
-                "or set learner.batchwise_prompt=false."
+                f"optimization.gradient_accumulation_steps is {num_parts}, but a step of learner "
+                f"'{self.learner.name}' cannot be cut: {self.learner.forbids_accumulation}. Take 1, or change that."
             )
         return self
 
@@ -141,11 +135,19 @@ class RunConfig(Settings):
 
 @dataclass
 class ComposedConfig:
-    """A configuration tree, where each of its settings comes from, and what does not fit without being wrong."""
+    """A configuration tree, where each of its settings comes from, and what does not fit without being wrong.
+
+    Attributes:
+        tree: The settings, section by section.
+        origins: Dotted path of a setting -> what set it.
+        notes: What does not fit without being wrong.
+        overridden: Dotted paths that were given one by one, ``path.to.setting=value``.
+    """
 
     tree: Tree = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    overridden: frozenset[str] = frozenset()
 
     def merge(self, tree: Mapping[str, Any], origin: str) -> None:
         """Let the settings of a tree win over those that are there."""
@@ -172,8 +174,21 @@ class ComposedConfig:
             config = model.model_validate(as_text(self.tree))
         except ValidationError as error:
             raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+        self._refuse_idle(config)
         config._composed = self
         return config
+
+    def _refuse_idle(self, config: RunConfig) -> None:
+        """Refuse what was asked for item by item and has no effect; what a file sets may serve other runs."""
+        sections = {"optimization": config.optimization, "dataset.transforms": config.dataset.transforms}
+        problems = [
+            f"{section}.{name} has no effect without {remedy} ({self.origin(f'{section}.{name}')}); leave it out."
+            for section, settings in sections.items()
+            for name, remedy in settings.idle().items()
+            if f"{section}.{name}" in self.overridden
+        ]
+        if problems:
+            raise UsageError(*problems)
 
     def validate_dataset(self) -> DatasetSpec:
         """Read the data set's section alone.
@@ -208,42 +223,6 @@ def stored_config(tree: Mapping[str, Any], origin: str) -> ComposedConfig:
     return composed
 
 
-def problem_messages(
-    model: type[BaseModel], error: ValidationError, *, origin: Callable[[str], str | None]
-) -> list[str]:
-    """Word what is wrong with the settings of a model, one message each.
-
-    Args:
-        model: The class that refused its settings.
-        error: What it raised.
-        origin: Dotted path of a setting -> what set it.
-    """
-    return [_problem_message(model, problem, origin) for problem in error.errors()]
-
-
-def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str], str | None]) -> str:
-    # Where an annotation is a union, pydantic puts the member that it tried into the path: "tuple[str, ...]".
-    path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
-    set_by = origin(path)
-    source = f" (from {set_by})" if set_by else ""
-    if problem["type"] == "extra_forbidden":
-        *parents, given = problem["loc"]
-        section = ".".join(map(str, parents))
-        kind = f"setting{f' in {section}' if section else ''}"
-        elsewhere = [known for known in _setting_paths(model) if known.rpartition(".")[2] == given]
-        hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
-        return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"{path}: {message}{source}" if path else message
-    if problem["type"] == "missing":
-        return f"{path}: is required but not given{_OPTIONS.get(path, '')}.{source}"
-    if problem["type"] == "literal_error":
-        nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
-        message += f". Did you mean '{nearest}'?" if nearest else ""
-    return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
-
-
 def compose(
     *,
     dataset: str | None = None,
@@ -252,6 +231,7 @@ def compose(
     config_file: Path | None = None,
     overrides: Sequence[str] = (),
     tree: Mapping[str, Any] | None = None,
+    tree_origin: str = "Python",
 ) -> ComposedConfig:
     """Put a configuration together from its sources.
 
@@ -262,6 +242,7 @@ def compose(
         config_file: A partial run configuration.
         overrides: Items ``path.to.setting=value``.
         tree: A partial run configuration that wins over all files but not over ``overrides``.
+        tree_origin: Who gives the tree, for messages.
     """
     late = ComposedConfig()
     problems: list[str] = []
@@ -271,7 +252,7 @@ def compose(
         except UsageError as error:
             problems += error.problems
     if tree:
-        late.merge(tree, "the study" if dataset else "Python")
+        late.merge(tree, tree_origin)
     for item in overrides:
         try:
             late.merge(parse_override(item), f"--set {item}")
@@ -302,6 +283,7 @@ def compose(
         raise UsageError(*problems)
     for key, value in leaves(late.tree):
         composed.merge(nested(key, value), late.origins[key])
+    composed.overridden = frozenset(key for item in overrides for key, _ in leaves(parse_override(item)))
     return composed
 
 
@@ -459,31 +441,3 @@ def _single(value: Any, path: str) -> Any:
 def _prefixes(path: str) -> Iterable[str]:
     parts = path.split(".")
     return (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-
-
-def _section(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
-    """Return the class of a section, or list of sections, of settings; None for a single setting."""
-    annotation = model.model_fields[name].annotation if name in model.model_fields else None
-    if get_origin(annotation) is tuple:
-        annotation = get_args(annotation)[0]
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    """Return the names of the settings in a section."""
-    for part in (part for part in path if not isinstance(part, int)):
-        section = _section(model, part)
-        if section is None:
-            return []
-        model = section
-    return list(model.model_fields)
-
-
-def _setting_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted path of every setting."""
-    for name in model.model_fields:
-        section = _section(model, name)
-        if section is None:
-            yield f"{prefix}{name}"
-        else:
-            yield from _setting_paths(section, f"{prefix}{name}.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from vbm_ptm.config.run_config import problem_messages
+from vbm_ptm.config.problems import problem_messages
 from vbm_ptm.config.tree import read_yaml
 from vbm_ptm.errors import UsageError
 from vbm_ptm.settings import Settings

@@ -6,7 +6,7 @@ and ``1e-3`` a number where a number is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,14 @@ def changes(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, tuple[A
     }
 
 
-def differences(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
-    """Return a line for every setting in which two configurations differ."""
-    return [f"{key}: {first!r} against {second!r}" for key, (first, second) in changes(one, two).items()]
+def is_within(path: str, names: Iterable[str]) -> bool:
+    """Return whether a dotted path is one of the settings or lies in one of the sections."""
+    return any(path == name or path.startswith(f"{name}.") for name in names)
+
+
+def change_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return a line for every setting that ``changes`` has found."""
+    return [f"{key}: {first!r} against {second!r}" for key, (first, second) in changed.items()]
 
 
 def merge(target: Tree, source: Mapping[str, Any]) -> None:

@@ -75,6 +75,14 @@ class TransformsConfig(Settings):
     normalization: Literal["weights", "cifar10", "cifar100", "imagenet", "tiny_imagenet", "none"] = "weights"
     test_resize: float | None = Field(default=None, ge=1)
 
+    def idle(self) -> dict[str, str]:
+        """Return the settings of crops and strong views other than the chosen ones."""
+        found = {} if self.crop == "random_resized" else {"crop_scale": "crop 'random_resized'"}
+        for strong in {"affine", "randaugment"} - {self.strong}:
+            own = [name for name in type(self).model_fields if name.startswith(f"{strong}_")]
+            found |= dict.fromkeys(own, f"strong '{strong}'")
+        return found
+
     @field_validator("crop_scale", "affine_scale")
     @classmethod
     def _check_range(cls, value: tuple[float, float]) -> tuple[float, float]:

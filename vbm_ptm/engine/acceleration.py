@@ -18,7 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig, Loaders
 from vbm_ptm.engine.precision import chosen_device_type, resolve_precision
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UsageError, first_line
 from vbm_ptm.launch import keep_freed_memory, num_nodes, num_processes, without_leftovers
 from vbm_ptm.settings import Precision, PrecisionSetting
 
@@ -146,7 +146,7 @@ def _start_problem(error: RuntimeError, rank_timeout: timedelta) -> str:
     rank, address, port = (os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     return (
         f"rank {rank} did not meet all {num_processes()} processes of this run at {address}:{port} within "
-        f"{rank_timeout / timedelta(minutes=1):g} minutes ({str(error).splitlines()[0]}). Start the same command on "
+        f"{rank_timeout / timedelta(minutes=1):g} minutes ({first_line(error)}). Start the same command on "
         "every machine, with its own --machine_rank and one --main_process_ip and --main_process_port that all of "
         "them reach; trainer.rank_timeout_minutes is the limit."
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 from torch import Tensor, nn
 
 from vbm_ptm.learners.base import ParameterGroup
@@ -49,6 +49,22 @@ class OptimizationConfig(Settings):
     schedule_unit: Literal["epoch", "cycle"] = "epoch"
     decay: float = Field(default=0.1, gt=0)
     clip_gradient_norm: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _check_milestones(self) -> OptimizationConfig:
+        if self.schedule == "multistep" and not self.milestones:
+            raise ValueError(
+                "schedule 'multistep' without milestones never changes the rate: set milestones, such as [18], or take "
+                "schedule 'constant'"
+            )
+        return self
+
+    def idle(self) -> dict[str, str]:
+        """Return momentum without SGD, and the settings of the multistep schedule without it."""
+        found = {} if self.optimizer == "sgd" else {"momentum": "optimizer 'sgd'"}
+        if self.schedule != "multistep":
+            found |= dict.fromkeys(("milestones", "decay"), "schedule 'multistep'")
+        return found
 
 
 def build_optimizer(config: OptimizationConfig, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:

@@ -46,9 +46,12 @@ class LearnerConfig(Settings):
         return None
 
     @property
-    def needs_whole_steps(self) -> bool:
-        """Whether what an image is given in training depends on the others of its step: it cannot be accumulated."""
-        return False
+    def forbids_accumulation(self) -> str | None:
+        """Why a step cannot be cut into micro-batches, with the setting that says so; None if it can.
+
+        It cannot where what an image is given in training depends on the other images of its step.
+        """
+        return None
 
 
 class Replay(NamedTuple):

@@ -57,9 +57,10 @@ class L2PConfig(LearnerConfig):
     transfer_prompts: bool = False
 
     @property
-    def needs_whole_steps(self) -> bool:
-        """Whether the images of a step vote for their prompts."""
-        return self.batchwise_prompt
+    def forbids_accumulation(self) -> str | None:
+        """Why a step cannot be cut: its images vote for their prompts."""
+        vote = "learner.batchwise_prompt is true, so that all images of a step choose their prompts together"
+        return vote if self.batchwise_prompt else None
 
     @model_validator(mode="after")
     def _check_top_k(self) -> L2PConfig:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from vbm_ptm.config.run_config import RunConfig, stored_config
-from vbm_ptm.config.tree import differences, parse_override, read_yaml
+from vbm_ptm.config.tree import change_lines, changes, is_within, parse_override, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
@@ -28,7 +28,7 @@ from vbm_ptm.storage.run_result import RunResult, read_result
 
 # Settings that change how a run works but not what it computes: they may differ when it goes on.
 FREE_ON_RESUME = (
-    *("data.", "checkpoint.", "device", "dataset.verify", "backbone.gradient_checkpointing"),
+    *("data", "checkpoint", "device", "dataset.verify", "backbone.gradient_checkpointing"),
     *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes", "trainer.stop_signals"),
     "dataset.row_names",  # a run keeps its own
 )
@@ -38,10 +38,14 @@ PLACES = ("dataset.path", "backbone.checkpoint")
 LISTS = ("dataset.split_file", "dataset.train_list", "dataset.test_list")
 
 # Settings of a stored run that may be given anew where it is used.
-FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data.", "device")
+FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data", "device")
 
 _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", ".config.yaml.partial"}
+
+
+# By dotted path, what is stored and what is given.
+Changes = dict[str, tuple[Any, Any]]
 
 
 class RunDirectory:
@@ -62,10 +66,10 @@ class RunDirectory:
         file = self._require_config()
         composed = stored_config(read_yaml(file), str(file))
         for item in overrides:
-            if not item.startswith(FREE_IN_USE):
+            if not is_within(item.partition("=")[0].strip(), FREE_IN_USE):
                 raise UsageError(
                     f"--set {item}: the run is finished as it is. What may change is where its files lie and how it "
-                    f"computes: {', '.join(name + '*' * name.endswith('.') for name in FREE_IN_USE)}."
+                    f"computes: {', '.join(FREE_IN_USE)}."
                 )
             composed.merge(parse_override(item), f"--set {item}")
         return composed.validate()
@@ -100,10 +104,10 @@ class RunDirectory:
         result = self.result()
         if result is None or not result.is_finished:
             return None
-        lines = self._differences(config, free=(*FREE_ON_RESUME, *PLACES))
-        if any(line.startswith(LISTS) for line in lines) and _has_lists_of(config, result):
-            lines = [line for line in lines if not line.startswith(LISTS)]
-        self._refuse(lines)
+        changed = self._changes(config, free=(*FREE_ON_RESUME, *PLACES))
+        if any(is_within(key, LISTS) for key in changed) and _has_lists_of(config, result):
+            changed = {key: values for key, values in changed.items() if not is_within(key, LISTS)}
+        self._refuse(changed)
         return result
 
     def checkpoint(self, task: int | None = None) -> Checkpoint:
@@ -147,17 +151,17 @@ class RunDirectory:
                 f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
             )
         # Whether the same images and weights lie there is seen once they are loaded.
-        lines = self._differences(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
-        if lines and not resume:
+        changed = self._changes(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
+        if changed and not resume:
             raise UsageError(
                 f"--output {self.path} exists already, from other settings (stored against given): "
-                f"{some_lines(lines)}. Give this run a folder of its own by --output."
+                f"{some_lines(change_lines(changed))}. Give this run a folder of its own by --output."
             )
         if not resume:
             raise UsageError(
                 f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
             )
-        self._refuse(lines)
+        self._refuse(changed)
 
     @contextmanager
     def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
@@ -227,20 +231,23 @@ class RunDirectory:
         Raises:
             UsageError: It belongs to another run.
         """
-        lines = _differing(stored_config(stored, what).validate(), config, free=(*FREE_ON_RESUME, *PLACES))
-        if lines:
+        own = stored_config(stored, what).validate()
+        changed = _changes_between(own, config, free=(*FREE_ON_RESUME, *PLACES))
+        if changed:
             raise UsageError(
-                f"{what} belongs to another run, of another configuration (stored against given): {some_lines(lines)}. "
+                f"{what} belongs to another run, of another configuration (stored against given): "
+                f"{some_lines(change_lines(changed))}. "
                 "To go on from the checkpoint before it, give --resume --skip-damaged."
             )
 
-    def _differences(self, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
-        return _differing(self.config(), config, free=free)
+    def _changes(self, config: RunConfig, *, free: tuple[str, ...]) -> Changes:
+        return _changes_between(self.config(), config, free=free)
 
-    def _refuse(self, lines: Sequence[str]) -> None:
-        if lines:
+    def _refuse(self, changed: Changes) -> None:
+        if changed:
             raise UsageError(
-                f"{self.path} was started with another configuration (stored against given): {some_lines(lines)}. "
+                f"{self.path} was started with another configuration (stored against given): "
+                f"{some_lines(change_lines(changed))}. "
                 f"Resume with the stored settings, which {self.path / 'config.yaml'} has (--config), or give another "
                 "--output."
             )
@@ -257,9 +264,9 @@ def _has_lists_of(config: RunConfig, result: RunResult) -> bool:
     ]
 
 
-def _differing(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> list[str]:
-    """Return a line for every setting that differs and may not; "auto" is whatever the run has chosen."""
+def _changes_between(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> Changes:
+    """Return the settings that differ and may not; "auto" is whatever the run has chosen."""
     if config.trainer.mixed_precision == "auto":
         config = config.with_precision(stored.trainer.mixed_precision)
-    lines = differences(stored.model_dump(mode="json"), config.model_dump(mode="json"))
-    return [line for line in lines if not line.startswith(free)]
+    changed = changes(stored.model_dump(mode="json"), config.model_dump(mode="json"))
+    return {key: values for key, values in changed.items() if not is_within(key, free)}

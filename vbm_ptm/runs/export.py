@@ -16,7 +16,7 @@ import huggingface_hub
 
 from vbm_ptm.backbones import WeightsRecord, hub_facts
 from vbm_ptm.config.run_config import RunConfig, stored_config
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UsageError, first_line
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.report.model_card import model_card
@@ -123,8 +123,9 @@ def push(folder: Path | str, repository: str) -> str:
         made = hub.create_repo(repository, private=True, exist_ok=True)
         hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="A learner of vbm_ptm")
     except Exception as error:  # the client's errors have no common base
-        reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise UsageError(f"--push {repository}: {reason} {folder} is ready to be pushed again.") from error
+        raise UsageError(
+            f"--push {repository}: {first_line(error)}. {folder} is ready to be pushed again."
+        ) from error
     return str(made)
 
 

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig, dataset_spec
-from vbm_ptm.config.tree import parse_override
+from vbm_ptm.config.tree import is_within, parse_override
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
 
 # What may be another than in the run that is extended.
 FREE_IN_EXTENSION = (
-    *("dataset.", "optimization.", "view_batch.", "objective.", "trainer.", "data.", "checkpoint."),
+    *("dataset", "optimization", "view_batch", "objective", "trainer", "data", "checkpoint"),
     *("backbone.checkpoint", "device", "seed"),
 )
 
@@ -72,10 +72,11 @@ def extension_config(
     composed = ComposedConfig()
     composed.merge(tree, f"{directory.path} and --dataset {dataset}")
     for item in overrides:
-        if not item.startswith(FREE_IN_EXTENSION) or item.startswith("dataset.transforms"):
+        key = item.partition("=")[0].strip()
+        if not is_within(key, FREE_IN_EXTENSION) or is_within(key, ["dataset.transforms"]):
             raise UsageError(
                 f"--set {item}: an extension keeps what the run was made with. What may change: "
-                f"{', '.join(name + '*' * name.endswith('.') for name in FREE_IN_EXTENSION)}, but no transforms."
+                f"{', '.join(FREE_IN_EXTENSION)}, but not dataset.transforms."
             )
         composed.merge(parse_override(item), f"--set {item}")
     return composed.validate()

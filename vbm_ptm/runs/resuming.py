@@ -6,7 +6,7 @@ import logging
 
 from vbm_ptm.building import Setup
 from vbm_ptm.config.run_config import RunConfig
-from vbm_ptm.config.tree import differences
+from vbm_ptm.config.tree import change_lines, changes, is_within
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
@@ -45,10 +45,11 @@ def extended_checkpoint(config: RunConfig) -> Checkpoint:
         raise UsageError("scenario.extends needs scenario.num_earlier_tasks; 'vbm-ptm extend' sets both.")
     directory = RunDirectory(scenario.extends)
     stored, given = (each.model_dump(mode="json") for each in (directory.config(), config))
-    kept = ("learner.", "backbone.name", "backbone.image_size", "dataset.transforms.", "scenario.kind")
-    lines = [line for line in differences(stored, given) if line.startswith(kept)]
-    if lines:
-        raise UsageError(f"an extension keeps what {directory.path} was made with: {'; '.join(lines)}.")
+    kept = ("learner", "backbone.name", "backbone.image_size", "dataset.transforms", "scenario.kind")
+    changed = {key: values for key, values in changes(stored, given).items() if is_within(key, kept)}
+    if changed:
+        lines = "; ".join(change_lines(changed))
+        raise UsageError(f"an extension keeps what {directory.path} was made with: {lines}.")
     return directory.checkpoint(scenario.num_earlier_tasks - 1)
 
 

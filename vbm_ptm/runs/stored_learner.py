@@ -6,7 +6,7 @@ It lies in a run directory, or in a folder that ``vbm_ptm.runs.export`` made of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from PIL.Image import Image
 
-from vbm_ptm.building import build, build_learner
+from vbm_ptm.building import build, build_learner, transforms_for
 from vbm_ptm.config.run_config import dataset_spec
+from vbm_ptm.config.tree import is_within
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario, Task
-from vbm_ptm.data.transforms import ViewTransforms, build_transforms
+from vbm_ptm.data.transforms import ViewTransforms
 from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator, loaders_for
 from vbm_ptm.engine.contract import broken_scores
 from vbm_ptm.engine.evaluator import Evaluator
@@ -97,9 +98,9 @@ def evaluate_on(
     Raises:
         UsageError: The learner has not learned a class of that name.
     """
-    of_dataset = [item for item in overrides if item.startswith("dataset.")]
+    of_dataset = [item for item in overrides if is_within(item.partition("=")[0].strip(), ["dataset"])]
     for item in of_dataset:
-        if item.startswith("dataset.transforms"):
+        if is_within(item.partition("=")[0].strip(), ["dataset.transforms"]):
             raise UsageError(f"--set {item}: images are prepared as the learner was trained with.")
     stored = load(
         path, task=task, device=device, overrides=[item for item in overrides if item not in of_dataset]
@@ -202,7 +203,7 @@ def load(
     return StoredLearner(
         learner,
         names[: learner.num_seen_classes],
-        build_transforms(transforms, **asdict(preprocessing)),
+        transforms_for(transforms, preprocessing),
         accelerator,
         loading.for_device(accelerator.device.type),
     )

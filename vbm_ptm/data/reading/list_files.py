@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from vbm_ptm.data.images import IMAGE_SUFFIXES
 from vbm_ptm.data.record import ListRecord
-from vbm_ptm.errors import UsageError, nearest_name
+from vbm_ptm.errors import UsageError, did_you_mean
 
 SplitName = Literal["train", "test"]
 
@@ -154,8 +154,7 @@ def _matches(root: Path, name: str) -> list[Path]:
 def _no_file(key: str, name: str, root: Path) -> str:
     folder = (root / name).parent
     beside = [entry.name for entry in folder.iterdir() if entry.is_file()] if folder.is_dir() else []
-    nearest = nearest_name(Path(name).name, beside)
-    hint = f" Did you mean '{folder / nearest}'?" if nearest else ""
+    hint = did_you_mean(Path(name).name, beside, folder=folder)
     return (
         f"{key}: no file '{name}' in the current directory or in '{root}'.{hint} Put it there, or set "
         "dataset.train_list and dataset.test_list to other files, or both to null: a part of every class is then held "
