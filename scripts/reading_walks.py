@@ -1,0 +1,162 @@
+"""The files that a reader opens to follow one thing from end to end, and how long they are.
+
+    python scripts/reading_walks.py
+
+Whole files are counted. What a walk's files import beside its own files is listed too: a reader takes it on trust.
+``tests/test_reading_walks.py`` holds the lists against the imports, and the totals against ``ceiling``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "vbm_ptm"
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a reader reads in order to understand one thing.
+
+    Attributes:
+        title: What it is.
+        goal: Most files and lines that the walk should have.
+        ceiling: Lines that it may have today; lower it whenever the walk gets shorter.
+        files: File below the package -> why it is read.
+        beside: Module that the files import -> why a reader can leave it closed.
+    """
+
+    title: str
+    goal: tuple[int, int]
+    ceiling: int
+    files: dict[str, str]
+    beside: dict[str, str]
+
+    def lines(self) -> dict[str, int]:
+        """Return the number of lines of each file."""
+        return {file: len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) for file in self.files}
+
+
+_PLUMBING = {
+    "errors": "how a message is worded",
+    "randomness": "seeds by purpose",
+    "settings": "the base class of settings",
+}
+
+SLCA = Walk(
+    title="SLCA end to end",
+    goal=(18, 2700),
+    ceiling=4050,
+    files={
+        "experiment.py": "one run: train, evaluate, leave a result",
+        "building.py": "from a configuration to objects",
+        "engine/trainer.py": "the loop over tasks",
+        "engine/task_training.py": "the loop over the steps of a task",
+        "engine/objective.py": "the loss of a step",
+        "engine/optimization.py": "optimizer and schedule",
+        "engine/features.py": "what the end of a task gets",
+        "engine/evaluator.py": "what is counted after a task",
+        "metrics.py": "what the counts say",
+        "learners/base.py": "what every learner is",
+        "learners/slca.py": "the method",
+        "learners/alignment.py": "its second stage",
+        "class_statistics.py": "Gaussians of the classes",
+        "heads.py": "a classifier for each task",
+        "data/scenario.py": "what a task is",
+        "data/benchmark.py": "which rows belong to a task",
+        "data/view_batch.py": "which samples make a step",
+        "data/loaders.py": "how they are brought",
+    },
+    beside=_PLUMBING
+    | {
+        "backbones": "any network with features of a known width",
+        "config.run_config": "the settings as a whole",
+        "config.tree": "settings by dotted path",
+        "data.image_split": "rows of a split: image, label, domain",
+        "data.reading.datasets": "how images are found on disk",
+        "data.task_division": "how classes are cut into tasks",
+        "data.transforms": "how a view is drawn",
+        "engine.acceleration": "devices and ranks",
+        "engine.contract": "what is refused",
+        "engine.fingerprint": "hashes of tensors",
+        "engine.interruption": "signals",
+        "engine.measures": "measures that a study may ask for",
+        "engine.query_cache": "queries that are not computed twice",
+        "engine.readings": "losses on their way to the log",
+        "engine.recipe": "settings of training as one object",
+        "engine.replay_planner": "only of learners with a buffer",
+        "engine.tracking": "log and progress",
+        "engine.view_queries": "only of prompts",
+        "engine.visits": "how often a sample has been seen",
+        "launch": "what the launcher has set",
+        "learners.registry": "learner names",
+        "losses": "formulas of two losses",
+        "replay": "only of learners with a buffer",
+        "runs.directory": "the folder of a run",
+        "runs.extension": "one more task later on",
+        "runs.result": "what result.json holds",
+        "runs.resuming": "going on after a stop",
+        "storage.checkpoint": "what is stored",
+        "storage.checkpoint_state": "what is stored",
+        "storage.durable_files": "what is stored",
+        "storage.run_result": "what is stored",
+        "storage.save_schedule": "when something is stored",
+        "storage.task_record": "what is stored",
+    },
+)
+
+ONE_BATCH = Walk(
+    title="the path of one batch",
+    goal=(11, 1800),
+    ceiling=2350,
+    files={
+        "data/images.py": "decode a row",
+        "data/transforms.py": "draw its views",
+        "data/view_batch.py": "choose the samples of a step and stack their views",
+        "data/loaders.py": "hand each rank its part",
+        "engine/task_training.py": "to the device, forward, backward, clip, step",
+        "learners/finetune.py": "a forward, the one of SLCA's first stage",
+        "backbones/vit.py": "the network",
+        "heads.py": "the classifier",
+        "engine/objective.py": "back to groups of views: the loss",
+        "losses.py": "agreement of views",
+        "engine/optimization.py": "optimizer and schedule",
+    },
+    beside=_PLUMBING
+    | {
+        "backbones": "its facade",
+        "backbones.adaptations": "only of learners that adapt the backbone",
+        "backbones.blocks": "what a block of timm must be",
+        "backbones.support": "what every backbone is",
+        "data.benchmark": "which rows belong to a task",
+        "data.image_split": "rows of a split: image, label, domain",
+        "data.scenario": "what a task is",
+        "engine.contract": "what is refused",
+        "engine.readings": "losses on their way to the log",
+        "engine.recipe": "settings of training as one object",
+        "engine.replay_planner": "only of learners with a buffer",
+        "engine.view_queries": "only of prompts",
+        "engine.visits": "how often a sample has been seen",
+        "learners.base": "what every learner is",
+        "stand_ins": "files that stand in for others",
+    },
+)
+
+WALKS = (SLCA, ONE_BATCH)
+
+
+def main() -> None:
+    """Print both walks."""
+    for walk in WALKS:
+        lines = walk.lines()
+        num_files, num_lines = walk.goal
+        print(
+            f"{walk.title}: {len(lines)} files, {sum(lines.values()):,} lines (goal {num_files}, {num_lines:,})"
+        )
+        for file, reason in walk.files.items():
+            print(f"  {lines[file]:5}  {file:28} {reason}")
+        print(f"  beside the path: {', '.join(walk.beside)}\n")
+
+
+if __name__ == "__main__":
+    main()
