@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def features_of(learner: Learner, toy: Toy, task: Task) -> Any:
     """Return what the trainer hands to ``end_task``."""
 
     def features(
-        rows: Sequence[int] | None = None, transform: Literal["eval", "weak"] = "eval"
+        rows: Sequence[int] | None = None, transform: str = "eval", *, draw: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         first = sum(len(labels) for labels in toy.labels[: task.index])  # rows count the images of all tasks
         own = torch.arange(first, first + len(toy.labels[task.index]))

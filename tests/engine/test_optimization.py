@@ -138,3 +138,15 @@ def test_build_optimizer__keeps_the_groups_apart(name: str, kind: type[torch.opt
 def test_optimization_config__refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         config_of(**wrong)
+
+
+def test_learning_rate__of_the_expandable_schedule() -> None:
+    """A warm-up of ten epochs, then milestones at 110 and 130 of 170."""
+    config = OptimizationConfig(
+        epochs=170, learning_rate=0.1, schedule="multistep", milestones=(110, 130), warmup_epochs=10
+    )
+    rates = [0.1 * learning_rate_factor(config, epoch) for epoch in range(170)]
+    assert rates[:10] == pytest.approx([0.01 * (epoch + 1) for epoch in range(10)])
+    assert rates[10:110] == pytest.approx([0.1] * 100)
+    assert rates[110:130] == pytest.approx([0.01] * 20)
+    assert rates[130:] == pytest.approx([0.001] * 40)

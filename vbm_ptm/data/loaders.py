@@ -138,6 +138,7 @@ class Loaders:
         *,
         transform: Literal["eval", "flip", "weak"] = "eval",
         task_index: int = 0,
+        draw: int = 0,
     ) -> DataLoader[EvaluationBatch]:
         """Return a loader of one batch for each part.
 
@@ -146,6 +147,7 @@ class Loaders:
             parts: Row numbers of each batch, e.g. of ``parts_of_rank``.
             transform: Which view.
             task_index: Index of the task, for the weak view.
+            draw: Which of the weak view's draws.
         """
         dataset = SingleViewDataset(
             split,
@@ -154,6 +156,7 @@ class Loaders:
             transform=transform,
             seed=self.seed,
             task_index=task_index,
+            draw=draw,
         )
         return self._over(dataset, parts, persistent=False)
 
@@ -251,10 +254,11 @@ class SingleViewDataset(Dataset[Tensor]):
         split: Training or test split.
         class_indices: Class index of every row of the split.
         transforms: Evaluation and weak view.
-        transform: "flip" is the mirror image of "eval"; "weak" draws once per row, always the same draw for the same
-            seed and task.
+        transform: "flip" is the mirror image of "eval"; "weak" draws once per row, always the same for the same
+            seed, task and draw.
         seed: Training seed.
         task_index: Index of the task.
+        draw: Which of the weak view's draws.
     """
 
     def __init__(
@@ -266,12 +270,14 @@ class SingleViewDataset(Dataset[Tensor]):
         transform: Literal["eval", "flip", "weak"],
         seed: int,
         task_index: int,
+        draw: int = 0,
     ) -> None:
         check_class_indices(split, class_indices)
         self.split = split
         self.class_indices = class_indices
         self.transforms = transforms
         self.transform = transform
+        self.draw = draw
         self.seed = seed
         self.task_index = task_index
 
@@ -285,7 +291,7 @@ class SingleViewDataset(Dataset[Tensor]):
             return self.transforms.evaluate(image)
         if self.transform == "flip":
             return self.transforms.evaluate(image).flip(-1)
-        with seeded(seed_for("features", seed=self.seed, task=self.task_index, sample=row)):
+        with seeded(seed_for("features", seed=self.seed, task=self.task_index, epoch=self.draw, sample=row)):
             return self.transforms.weak(image)
 
     def __getitems__(self, rows: Sequence[int]) -> EvaluationBatch:

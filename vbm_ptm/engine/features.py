@@ -37,7 +37,7 @@ class TaskFeatures:
         self.loaders = loaders
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval"
+        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval", *, draw: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, D) float32, class indices (n,) and sample ids (n,) on the CPU, in the order of rows.
 
@@ -47,7 +47,7 @@ class TaskFeatures:
         benchmark = self.loaders.benchmark
         train = benchmark.datasets.train
         wanted = benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
-        features = self._table(train, wanted, transform)
+        features = self._table(train, wanted, transform, draw=draw)
         labels = torch.from_numpy(benchmark.class_indices(train)[wanted])
         sample_ids = torch.from_numpy(wanted.copy())
         if not bool(features.isfinite().all()):
@@ -64,9 +64,13 @@ class TaskFeatures:
         return self._table(self.loaders.benchmark.datasets.test, rows, "eval")
 
     @torch.no_grad()
-    def _table(self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform) -> Tensor:
+    def _table(
+        self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform, *, draw: int = 0
+    ) -> Tensor:
         parts = self.loaders.parts_of_rank(wanted)
-        loader = self.loaders.evaluation(split, parts, transform=transform, task_index=self.task.index)
+        loader = self.loaders.evaluation(
+            split, parts, transform=transform, task_index=self.task.index, draw=draw
+        )
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
         table: Tensor | None = None

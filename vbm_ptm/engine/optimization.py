@@ -34,6 +34,7 @@ class OptimizationConfig(Settings):
             a cycle live at lower rates than those of the first. "cycle": within a cycle every epoch has the mean of the
             rates of its epochs; the sum over the training stays. With one view both are the same.
         decay: Factor of the multistep schedule.
+        warmup_epochs: Epochs over which the rate grows by equal steps to what the schedule says.
         clip_gradient_norm: Largest norm of the gradient over all trained parameters, or none.
     """
 
@@ -48,6 +49,7 @@ class OptimizationConfig(Settings):
     milestones: tuple[NonNegativeInt, ...] = ()
     schedule_unit: Literal["epoch", "cycle"] = "epoch"
     decay: float = Field(default=0.1, gt=0)
+    warmup_epochs: int = Field(default=0, ge=0)
     clip_gradient_norm: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -111,6 +113,11 @@ def summed_factors(config: OptimizationConfig, *, cycle_length: int) -> list[flo
 
 
 def _factor(config: OptimizationConfig, epoch: int) -> float:
+    warm_up = min(1.0, (epoch + 1) / config.warmup_epochs) if config.warmup_epochs else 1.0
+    return warm_up * _scheduled(config, epoch)
+
+
+def _scheduled(config: OptimizationConfig, epoch: int) -> float:
     if config.schedule == "multistep":
         return config.decay ** sum(epoch >= milestone for milestone in config.milestones)
     if config.schedule == "cosine":

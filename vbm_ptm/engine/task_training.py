@@ -35,7 +35,7 @@ from vbm_ptm.engine.replay_planner import ReplayPlanner, StepPlan
 from vbm_ptm.engine.view_queries import view_queries
 from vbm_ptm.engine.visits import VisitLog
 from vbm_ptm.learners.base import Learner, LearnerOutput, Replay
-from vbm_ptm.randomness import seed_for, seed_step
+from vbm_ptm.randomness import seed_for, seed_step, seeded
 
 Integers = npt.NDArray[np.int64]
 
@@ -119,6 +119,11 @@ class TaskTraining:
             model, optimizer = self.accelerator.prepare(forward, self._optimizer)
         while not self.is_complete:
             epoch = self.epoch
+            if not self.step:
+                with seeded(
+                    seed_for("begin_epoch", seed=self.recipe.seed, task=self.task.index, epoch=epoch)
+                ):
+                    self.learner.begin_epoch(epoch)
             self.sampler.set_epoch(epoch)
             steps = self.sampler.steps()[self.step :]
             plans = self._plan(steps[: self.num_planned_steps - self.num_steps])

@@ -125,7 +125,7 @@ class Features(Protocol):
     """Query features of the current task's training images, computed when asked for."""
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval"
+        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval", *, draw: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, D) float32, class indices (n,), sample ids (n,), each row exactly once.
 
@@ -133,6 +133,7 @@ class Features(Protocol):
             rows: Row numbers of the training split; None for all rows of the task.
             transform: "eval" for the test transform, "flip" for its mirror image, "weak" for the baseline's training
                 transform.
+            draw: Of "weak", which of its draws.
         """
 
 
@@ -241,6 +242,9 @@ class Learner(nn.Module):
         self.tasks.append(task)
         self.tallies = {}
         self.task_columns = self.columns(task.classes, self.task_columns.device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Do what the method does at the beginning of an epoch of the task, counted from 0, before its first step."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return all trainable parameters, each in exactly one group; empty for a learner without any."""

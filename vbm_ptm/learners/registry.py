@@ -19,7 +19,7 @@ NOT_LEARNERS = {"alignment", "base", "first_session", "logit_memory", "prototype
 # Names under which more than one method is known.
 AMBIGUOUS = {
     "der": "dark experience replay (Buzzega et al.), here 'dark_er' and, with labels, 'der_pp'; and dynamically "
-    "expandable representation (Yan et al.), which is not among the learners",
+    "expandable representation (Yan et al.), here 'expandable'",
 }
 
 
