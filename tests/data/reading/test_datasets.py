@@ -21,9 +21,11 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from huggingface_hub import HfApi
 from PIL import Image
 from pydantic import ValidationError
+from sklearn.datasets import load_digits
 
 from vbm_ptm.data.image_split import ImageDatasets
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
+from vbm_ptm.data.reading.opening import open_digits
 from vbm_ptm.data.record import DataRecord, SomeNames
 from vbm_ptm.errors import UsageError
 
@@ -86,6 +88,23 @@ def sources(split: Any) -> list[str]:
 
 
 # Sources
+
+
+def test_open_digits__are_scikit_learns_and_do_not_import_it() -> None:
+    program = "import sys; from vbm_ptm.data.reading.opening import open_digits; open_digits();"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program} print('sklearn' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
+    expected, source = load_digits(), open_digits()
+    assert source.test is not None
+    for split, rows in ((source.train, np.arange(1797) % 5 != 0), (source.test, np.arange(1797) % 5 == 0)):
+        assert split.labels.tolist() == expected.target[rows].tolist()
+        pixels = np.asarray(Image.open(io.BytesIO(split.rows[7]["image"]["bytes"])))
+        assert np.array_equal(pixels, np.rint(expected.images[rows][7] * 255 / 16).astype(np.uint8))
 
 
 def test_load_image_dataset__digits_need_nothing() -> None:
