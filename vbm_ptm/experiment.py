@@ -27,7 +27,7 @@ from vbm_ptm.engine.acceleration import (
 )
 from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
-from vbm_ptm.engine.tracking import RunLog
+from vbm_ptm.engine.tracking import RunLog, silenced
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.launch import launch_problems
@@ -50,6 +50,7 @@ def run(
     resume: bool = False,
     skip_damaged: bool = False,
     stop_after_task: int | None = None,
+    is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Train and evaluate a learner; return what ``result.json`` holds, as JSON values.
 
@@ -60,7 +61,8 @@ def run(
         output: The run directory; it must not exist unless ``resume``.
         resume: Go on from the newest checkpoint, or return the result of a finished run.
         skip_damaged: Go on from the newest whole checkpoint of this run; what comes after it is removed.
-        stop_after_task: Stop, saved, once so many tasks are finished.
+        stop_after_task: Stop, saved, once this many tasks are finished.
+        is_quiet: Show no progress, as a notebook or a program may want; warnings go to ``logging`` in any case.
 
     Raises:
         UsageError: Wrong configuration, data or directory.
@@ -95,7 +97,8 @@ def run(
             directory.carry_over(RunDirectory(config.scenario.extends))
         wait_for_ranks(accelerator)
         stop = StopRequest(stop_after_task, signals=config.trainer.stop_signals)
-        return _train(setup, directory, accelerator, stop, skip_damaged=skip_damaged)
+        with silenced(is_quiet):
+            return _train(setup, directory, accelerator, stop, skip_damaged=skip_damaged)
 
 
 def extend(
@@ -106,6 +109,7 @@ def extend(
     is_more_data: bool = False,
     overrides: Sequence[str] = (),
     resume: bool = False,
+    is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Add a data set to a finished run as one more task, without the earlier images; return the new result.
 
@@ -116,13 +120,15 @@ def extend(
         is_more_data: The data set may hold classes (or be a domain) that the run has learned before.
         overrides: Items ``path.to.setting=value`` for the new task.
         resume: Go on where an extension stopped.
+        is_quiet: As for ``run``.
 
     Raises:
         UsageError: The run is not finished or has no tasks to add to, or a setting cannot change any more.
         TrainingInterrupted: The extension was stopped and can be resumed.
     """
     config = extension_config(run_directory, dataset=dataset, is_more_data=is_more_data, overrides=overrides)
-    return run(config, output=output or default_output(Path(run_directory), config), resume=resume)
+    folder = output or default_output(Path(run_directory), config)
+    return run(config, output=folder, resume=resume, is_quiet=is_quiet)
 
 
 def _train(

@@ -311,7 +311,7 @@ def execute(
     logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
     failed: list[Missing] = []
     refusals: list[tuple[str, ...]] = []
-    with _said_once("vbm_ptm.data.reading.datasets", "vbm_ptm.data.task_division"):
+    with _said_once("vbm_ptm.data"):
         for number, planned in enumerate(remaining, start=1):
             logger.info("run %d of %d: %s", number, len(remaining), planned)
             try:
@@ -361,24 +361,34 @@ def exclusively(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _said_once(*names: str) -> Iterator[None]:
-    """Let every message of these loggers pass once: the runs of a study mostly share their data."""
-    said = set()
+def _said_once(package: str) -> Iterator[None]:
+    """Let every message of a package pass once: the runs of a study mostly share their data."""
 
-    def is_new(record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        is_known = message in said
-        said.add(message)
-        return not is_known
+    class Once(logging.Filter):
+        """Refuses what it has let pass before; each handler has its own."""
 
-    loggers = [logging.getLogger(name) for name in names]
-    for each in loggers:
-        each.addFilter(is_new)
+        def __init__(self) -> None:
+            super().__init__(package)
+            self.said: set[str] = set()
+
+        def filter(self, record: logging.LogRecord) -> bool:
+            if not super().filter(record):  # of another package
+                return True
+            message = record.getMessage()
+            is_known = message in self.said
+            self.said.add(message)
+            return not is_known
+
+    # Records of the modules below pass through handlers alone, not through the filters of their package's logger.
+    handlers = [*logging.getLogger("vbm_ptm").handlers, *logging.getLogger().handlers]
+    filters = [(handler, Once()) for handler in handlers]
+    for handler, once in filters:
+        handler.addFilter(once)
     try:
         yield
     finally:
-        for each in loggers:
-            each.removeFilter(is_new)
+        for handler, once in filters:
+            handler.removeFilter(once)
 
 
 def finished_runs(runs: Iterable[PlannedRun]) -> list[tuple[PlannedRun, RunResult]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
+from vbm_ptm.engine.tracking import ProgressDisplay, RunLog, console, silenced
 
 
 def test_run_log__writes_one_line_per_event_at_once(tmp_path: Path) -> None:
@@ -103,3 +103,12 @@ def test_progress_display__shows_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyP
     assert "epoch 1/2 · loss 0.25" in shown
     assert "task 1/2 done\n" in shown
     assert "left\n" not in shown  # the line of a log without a terminal
+
+
+def test_silenced__shows_nothing_if_asked_and_then_as_before() -> None:
+    with console.capture() as shown, silenced(True):
+        console.print("progress")
+    with console.capture() as shown_again, silenced(False):
+        console.print("progress")
+    assert (shown.get(), shown_again.get()) == ("", "progress\n")
+    assert not console.quiet

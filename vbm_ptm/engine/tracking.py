@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +28,16 @@ class _LastingConsole(Console):
 
 
 console = _LastingConsole(stderr=True, highlight=False, markup=False)
+
+
+@contextmanager
+def silenced(is_quiet: bool) -> Iterator[None]:
+    """Let the console show nothing inside the block, if that is asked for."""
+    before, console.quiet = console.quiet, console.quiet or is_quiet
+    try:
+        yield
+    finally:
+        console.quiet = before
 
 
 class RunLog:
