@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
-def absolute(path: Path) -> Path:
+def absolute(path: Path | str) -> Path:
     """Return the path that means the same file from any working directory.
+
+    A ``~`` at its beginning is a home; ``./~x`` is a file of that name.
 
     Raises:
         ValueError: It begins with ``~name``, and there is no such user.
     """
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError:
-        raise ValueError(f"'{path}' begins with the home of a user who is not known here") from None
+    expanded = os.path.expanduser(path)
+    if str(path).startswith("~") and str(expanded) == str(path):
+        raise ValueError(
+            f"'{path}' begins with the home of a user who is not known here; './{path}' is a file of that name"
+        )
+    return Path(expanded).absolute()
 
 
-# A stored configuration can be run again from anywhere.
-AbsolutePath = Annotated[Path, AfterValidator(absolute)]
+def _absolute_text(value: Any) -> Any:
+    return absolute(value) if isinstance(value, str | Path) else value
+
+
+# A stored configuration can be run again from anywhere. Read as text: a Path has lost the "./" of "./~x".
+AbsolutePath = Annotated[Path, BeforeValidator(_absolute_text)]
 
 
 class Settings(BaseModel):

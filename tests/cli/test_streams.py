@@ -82,3 +82,32 @@ def test_outlast_readers__keeps_closed_descriptors_from_files(tmp_path: Path) ->
     command = ["bash", "-c", '"$@" 2>&-', "bash", sys.executable, "-c", program]
     subprocess.run(command, check=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     assert (tmp_path / "result").read_text() == ""
+
+
+LETTERS = """
+from vbm_ptm.cli.streams import outlast_readers
+outlast_readers()
+import os, sys
+print("caf\\u00e9", os.fsdecode(b"caf\\xe9"))
+sys.stderr.write("caf\\u00e9\\n")
+"""
+
+
+def test_outlast_readers__gives_files_and_pipes_utf_8() -> None:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", LETTERS], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"caf\xc3\xa9 caf\xe9\n"
+    assert done.stderr == b"caf\xc3\xa9\n"
+
+
+def test_outlast_readers__shows_a_replacement_on_a_screen_that_lacks_a_letter() -> None:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"}
+    screen, terminal = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", LETTERS], stdout=terminal, stderr=terminal, env=environment, timeout=60
+    )
+    os.close(terminal)
+    assert done.returncode == 0
+    assert os.read(screen, 1000).splitlines()[0] == b"caf? caf?"
+    os.close(screen)

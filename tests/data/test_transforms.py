@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
+from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, _without_long_ends, build_transforms
 from vbm_ptm.randomness import seed_for, seeded
 
 HALF = (0.5, 0.5, 0.5)
@@ -347,3 +348,27 @@ def test_view_transforms__pickle(name: str) -> None:
     with seeded(1):
         assert torch.equal(copy.strong(photograph()), expected)
     assert copy.record == transforms.record
+
+
+@pytest.mark.parametrize("size", [(20000, 1), (1, 20000), (20001, 2)])
+def test_evaluate__of_a_very_long_image_takes_its_middle_and_little_memory(size: tuple[int, int]) -> None:
+    transforms = build_transforms(
+        TransformsConfig(),
+        image_size=224,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        interpolation="bicubic",
+        crop_fraction=0.875,
+    )
+    values = np.zeros((size[1], size[0], 3), np.uint8)
+    values[size[1] * 3 // 8 : size[1] * 5 // 8 + 1, size[0] * 3 // 8 : size[0] * 5 // 8 + 1] = 200
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    view = transforms.evaluate(Image.fromarray(values))
+    assert view.shape == (3, 224, 224)
+    assert torch.allclose(view, torch.full_like(view, 200 / 255 * 2 - 1), atol=0.02)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_evaluate__of_any_usual_image_is_not_cropped_before() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (10, 320, 3), dtype=np.uint8))
+    assert _without_long_ends(image) is image

@@ -37,10 +37,12 @@ def _outlasting(stream: TextIO | None, original: TextIO | None, *, may_lose_all:
     if stream is not original or not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
+    # A screen shows a replacement for what it cannot spell; files and pipes get every name, as UTF-8.
+    is_screen = stream.isatty()
     return io.TextIOWrapper(
         io.BufferedWriter(_Raw(stream.fileno(), may_lose_all=may_lose_all)),
-        encoding=stream.encoding,
-        errors=stream.errors,
+        encoding=stream.encoding if is_screen else "utf-8",
+        errors="replace" if is_screen else "surrogateescape",
         line_buffering=True,
     )
 

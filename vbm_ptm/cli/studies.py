@@ -102,14 +102,15 @@ def study(
 
 def _data_settings(items: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Read NAME=PATH and NAME.SETTING=VALUE; return the settings of each data set."""
-    from vbm_ptm.config.tree import merge, parse_override
+    from vbm_ptm.config.run_config import override
+    from vbm_ptm.config.tree import merge
 
     settings: dict[str, Any] = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not (key and equals and value):
             raise UsageError(f"--data '{item}' is not of the form NAME=PATH or NAME.SETTING=VALUE.")
-        merge(settings, parse_override(item) if "." in key else {key: {"path": value}})
+        merge(settings, override(item) if "." in key else {key: {"path": value}})
     return settings
 
 

@@ -38,7 +38,7 @@ def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str
         *parents, given = problem["loc"]
         section = ".".join(map(str, parents))
         kind = f"setting{f' in {section}' if section else ''}"
-        elsewhere = [known for known in _setting_paths(model) if known.rpartition(".")[2] == given]
+        elsewhere = [known for known in setting_paths(model) if known.rpartition(".")[2] == given]
         hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
         return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -52,7 +52,7 @@ def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str
     return f"{path}: {problem['input']!r} is not allowed: {message}{source}"
 
 
-def _section(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
+def section_class(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
     """Return the class of a section, or list of sections, of settings; None for a single setting."""
     annotation = model.model_fields[name].annotation if name in model.model_fields else None
     if get_origin(annotation) is tuple:
@@ -63,18 +63,18 @@ def _section(model: type[BaseModel], name: Any) -> type[BaseModel] | None:
 def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
     """Return the names of the settings in a section."""
     for part in (part for part in path if not isinstance(part, int)):
-        section = _section(model, part)
+        section = section_class(model, part)
         if section is None:
             return []
         model = section
     return list(model.model_fields)
 
 
-def _setting_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def setting_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every setting."""
     for name in model.model_fields:
-        section = _section(model, name)
+        section = section_class(model, name)
         if section is None:
             yield f"{prefix}{name}"
         else:
-            yield from _setting_paths(section, f"{prefix}{name}.")
+            yield from setting_paths(section, f"{prefix}{name}.")

@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from vbm_ptm.backbones import BackboneConfig
-from vbm_ptm.config.problems import problem_messages
+from vbm_ptm.config.dataset_names import dataset_trees, resolve_dataset
+from vbm_ptm.config.problems import problem_messages, section_class, setting_paths
 from vbm_ptm.config.tree import (
     Tree,
     as_text,
     find_config,
     leaves,
-    list_configs,
     merge,
     nested,
     parse_override,
@@ -37,7 +39,7 @@ from vbm_ptm.engine.trainer import TrainerConfig
 from vbm_ptm.errors import UsageError, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class
-from vbm_ptm.settings import PrecisionSetting, Settings, absolute
+from vbm_ptm.settings import PrecisionSetting, Settings
 from vbm_ptm.storage.checkpoint import CheckpointConfig
 
 
@@ -255,7 +257,7 @@ def compose(
         late.merge(tree, tree_origin)
     for item in overrides:
         try:
-            late.merge(parse_override(item), f"--set {item}")
+            late.merge(override(item), f"--set {item}")
         except UsageError as error:
             problems += error.problems
     _refuse_contradictions(late, dataset=dataset, learner=learner, preset=preset)
@@ -270,7 +272,7 @@ def compose(
     composed = ComposedConfig()
     if dataset is not None:
         try:
-            for tree_and_origin in _dataset_trees(dataset):
+            for tree_and_origin in dataset_trees(dataset):
                 composed.merge(*tree_and_origin)
         except UsageError as error:
             problems += error.problems
@@ -283,8 +285,41 @@ def compose(
         raise UsageError(*problems)
     for key, value in leaves(late.tree):
         composed.merge(nested(key, value), late.origins[key])
-    composed.overridden = frozenset(key for item in overrides for key, _ in leaves(parse_override(item)))
+    composed.overridden = frozenset(key for item in overrides for key, _ in leaves(override(item)))
     return composed
+
+
+def override(item: str) -> Tree:
+    """Read ``path.to.setting=value``; values of settings that are paths or names are text.
+
+    Raises:
+        UsageError: As ``vbm_ptm.config.tree.parse_override``.
+    """
+    return parse_override(item, optional_text=_text_settings())
+
+
+@cache
+def _text_settings() -> dict[str, bool]:
+    """Return the settings whose values are paths or names -> whether they may be unset."""
+    found: dict[str, bool] = {}
+    for key in setting_paths(RunConfig):
+        *sections, name = key.split(".")
+        model: type[BaseModel] = RunConfig
+        for section in sections:
+            model = section_class(model, section) or model
+        kinds = _kinds(model.model_fields[name].annotation)
+        if kinds <= {str, Path, type(None)} and kinds != {type(None)}:
+            found[key] = type(None) in kinds
+    return found
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Return the members of an annotation, without what narrows them."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for member in get_args(annotation) for kind in _kinds(member)}
+    return {annotation}
 
 
 def _refuse_contradictions(
@@ -297,8 +332,9 @@ def _refuse_contradictions(
     }
     name, path, source = (_given(late.tree, "dataset", key) for key in ("name", "path", "source"))
     is_file = dataset is not None and dataset.endswith((".yaml", ".yml"))
-    if dataset and not is_file and find_config(f"datasets/{dataset}", is_optional=True) is None:
-        chosen["dataset.path"] = (os.path.realpath(dataset), path and os.path.realpath(path))
+    place = resolve_dataset(dataset).place if dataset and path else None
+    if place:
+        chosen["dataset.path"] = (os.path.realpath(place), path and os.path.realpath(path))
     elif path or source:  # the name alone renames the images of --dataset, the place alone is that of a copy
         chosen["dataset.name"] = (None if is_file else dataset, name)
     problems = [
@@ -376,46 +412,16 @@ def dataset_spec(dataset: str, *, overrides: Sequence[str] = ()) -> DatasetSpec:
         UsageError: It is unknown, or its settings are wrong.
     """
     composed = ComposedConfig()
-    for tree_and_origin in _dataset_trees(dataset):
+    for tree_and_origin in dataset_trees(dataset):
         composed.merge(*tree_and_origin)
     for item in overrides:
-        composed.merge(parse_override(item), f"--set {item}")
+        composed.merge(override(item), f"--set {item}")
     try:
         return DatasetSpec.model_validate(as_text(composed.tree.get("dataset", {})))
     except ValidationError as error:
         raise UsageError(
             *problem_messages(DatasetSpec, error, origin=lambda path: composed.origin(f"dataset.{path}"))
         ) from error
-
-
-def _dataset_trees(dataset: str) -> list[tuple[Tree, str]]:
-    """Return the partial configurations that a data set's name, file or folder stands for, and their origins.
-
-    A file may name another one as its ``base``, over whose settings its own win.
-    """
-    file = find_config(f"datasets/{dataset}", is_optional=True)
-    if file is None and dataset.endswith((".yaml", ".yml")):
-        file = find_config(dataset)
-    if file is not None:
-        contents = read_yaml(file)
-        base = contents.pop("base", None)
-        bases = [] if base is None else [find_config(f"datasets/{_single(base, 'base')}")]
-        return [*((read_yaml(other), str(other)) for other in bases), (contents, str(file))]
-    try:
-        path = absolute(Path(dataset))
-    except ValueError as error:
-        raise UsageError(f"--dataset: {error}.") from None
-    if dataset and (path.exists() or "/" in dataset or path.suffix):
-        default = find_config("datasets/folder", is_optional=True)
-        tree = read_yaml(default) if default else {}
-        place = Path(os.path.normpath(path))  # called as it was given, also where that is a link
-        name = place.name if place.is_dir() else place.stem  # site.a and site.b are two folders
-        merge(tree, {"dataset": {"name": name, "path": str(path)}})
-        return [(tree, f"--dataset {dataset}")]
-    raise UsageError(
-        unknown_name("data set", dataset, list_configs("datasets"))
-        + " Or give a folder, a parquet file or a YAML file."
-    )
 
 
 def _given(tree: Mapping[str, Any], section: str, key: str) -> Any:

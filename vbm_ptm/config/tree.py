@@ -65,17 +65,35 @@ def read_yaml(file: Path | None) -> Tree:
     return tree
 
 
-def parse_override(item: str) -> Tree:
-    """Read ``path.to.setting=value``; the value is YAML whose scalars stay text.
+def parse_override(item: str, *, optional_text: Mapping[str, bool]) -> Tree:
+    """Read ``path.to.setting=value``.
+
+    Lists, mappings and what stands in quotes is YAML, all else is text as it is given: ``#`` or ``*`` in a path is a
+    letter. ``null`` unsets a setting that may be unset.
+
+    Args:
+        item: What was given.
+        optional_text: Settings that are paths or names, which are text whatever they look like -> whether they may be
+            unset.
 
     Raises:
-        UsageError: The item has no "=" or the value is no YAML.
+        UsageError: The item has no "=" or the value is not YAML where it looks like it.
     """
     key, equals, value = item.partition("=")
     if not equals or not all(part.strip() for part in key.split(".")):
         raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
+    key = key.strip()
+    if key in optional_text:
+        return nested(key, None if value == "null" and optional_text[key] else value)
+    if value.strip()[:1] not in ("", "[", "{", "'", '"') and value.strip() not in (
+        "null",
+        "Null",
+        "NULL",
+        "~",
+    ):
+        return nested(key, value.strip())
     try:
-        return nested(key.strip(), _load(value))
+        return nested(key, _load(value))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", error)
         raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({problem}).") from error

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
+from vbm_ptm.data.names import first_written, form
 from vbm_ptm.data.scenario import Integers, Names, Scenario, Task
 from vbm_ptm.errors import UsageError, nearest_name
 from vbm_ptm.settings import AbsolutePath, Settings
@@ -126,30 +127,34 @@ def extend_scenario(
     """
     _check_labels(class_names, np.asarray(labels))
     is_by_domain = config.kind == "domain_incremental"
-    known = {name: index for index, name in enumerate(known_names)}
-    again = [name for name in class_names if name in known]
+    known = first_written(known_names)
+    again = [name for name in class_names if form(name) in known]
     if again and not is_by_domain and not config.allow_known_classes:
         raise UsageError(
             f"{len(again)} of {len(class_names)} classes were learned before: {_listed(again)}. If these are more "
             "images of them, say --more-data; else rename the classes."
         )
-    if is_by_domain and domain in {task.domain for task in earlier} and not config.allow_known_classes:
+    if (
+        is_by_domain
+        and form(domain) in {form(task.domain or "") for task in earlier}
+        and not config.allow_known_classes
+    ):
         raise UsageError(
             f"domain '{domain}' was learned before. If these are more images of it, say --more-data; else give "
             "another name by --set dataset.name=…."
         )
-    new = [name for name in class_names if name not in known]
-    index_of = known | {name: len(known) + position for position, name in enumerate(new)}
-    indices = np.array([index_of[name] for name in class_names], dtype=np.int64)
+    names = (*known_names, *(name for name in class_names if form(name) not in known))
+    index_of = {form(name): index for index, name in enumerate(names)}
+    indices = np.array([index_of[form(name)] for name in class_names], dtype=np.int64)
     task = Task(
         index=len(earlier),
         classes=tuple(sorted(indices.tolist())),
-        new_classes=tuple(range(len(known), len(index_of))),
-        num_seen_classes=len(index_of),
+        new_classes=tuple(range(len(known_names), len(names))),
+        num_seen_classes=len(names),
         domain=domain if is_by_domain else None,
     )
     tasks = (*earlier, task)
-    return Scenario(config.kind, tuple(index_of), tasks, tasks, indices)
+    return Scenario(config.kind, names, tasks, tasks, indices)
 
 
 def _check_labels(class_names: Sequence[str], labels: Integers) -> None:
@@ -189,15 +194,16 @@ def _class_order(config: ScenarioConfig, class_names: Sequence[str]) -> Integers
             "use 'seed' or 'natural', or rename the classes"
         )
     _check_order("scenario.class_order", config.class_order, class_names, kind="class")
-    label_of_name = {name: label for label, name in enumerate(class_names)}
-    return np.array([label_of_name[name] for name in config.class_order])
+    label_of_name = {form(name): label for label, name in enumerate(class_names)}
+    return np.array([label_of_name[form(name)] for name in config.class_order])
 
 
 def _check_order(key: str, given: Sequence[str], allowed: Sequence[str], *, kind: str) -> None:
     """Refuse a list that does not hold every allowed name exactly once."""
-    unknown = [name for name in dict.fromkeys(given) if name not in set(allowed)]
-    missing = [name for name in allowed if name not in set(given)]
-    twice = [name for name, count in Counter(given).items() if count > 1]
+    known, named = first_written(allowed), first_written(given)
+    unknown = [name for key, name in named.items() if key not in known]
+    missing = [name for key, name in known.items() if key not in named]
+    twice = [named[key] for key, count in Counter(map(form, given)).items() if count > 1]
     problems = []
     if unknown:
         nearest = {name: nearest_name(name, allowed) for name in unknown}
@@ -328,7 +334,8 @@ def _domain_tasks(
         )
     if config.domain_order is not None:
         _check_order("scenario.domain_order", config.domain_order, names, kind="domain")
-        names = list(config.domain_order)
+        spellings = first_written(names)
+        names = [spellings[form(name)] for name in config.domain_order]
     seen: dict[int, int] = {}  # label id -> class index
     tasks: list[Task] = []
     for index, name in enumerate(names):

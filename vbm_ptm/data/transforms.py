@@ -30,6 +30,8 @@ _INTERPOLATIONS = {
     "bicubic": v2.InterpolationMode.BICUBIC,
     "bilinear": v2.InterpolationMode.BILINEAR,
 }
+# Of an image, in multiples of its shorter side; the evaluation looks at the middle square alone.
+_LONGEST = 32
 _POLICIES = {
     "autoaugment_imagenet": v2.AutoAugmentPolicy.IMAGENET,
     "autoaugment_cifar10": v2.AutoAugmentPolicy.CIFAR10,
@@ -130,7 +132,7 @@ class ViewTransforms:
 
     def evaluate(self, image: Image.Image) -> Tensor:
         """Return the one view that features and predictions are made from, (C,H,W) float32."""
-        return self._to_tensor(self.evaluation_operation(_rgb_image(image)))
+        return self._to_tensor(self.evaluation_operation(_without_long_ends(_rgb_image(image))))
 
     def _to_tensor(self, image: Image.Image) -> Tensor:
         values = functional.to_dtype(functional.pil_to_tensor(image), torch.float32, scale=True)
@@ -216,6 +218,16 @@ def _strong_operation(config: TransformsConfig) -> v2.Transform:
     if config.strong == "none":
         return v2.Identity()
     return v2.AutoAugment(_POLICIES[config.strong])
+
+
+def _without_long_ends(image: Image.Image) -> Image.Image:
+    """Return the middle of a very long image, of which the centre crop takes a part: enlarged whole it fills memory."""
+    shorter, longer = sorted(image.size)
+    excess = (longer - _LONGEST * shorter) // 2
+    if excess <= 0:
+        return image
+    left, top = (excess, 0) if image.width == longer else (0, excess)
+    return image.crop((left, top, image.width - left, image.height - top))
 
 
 def _rgb_image(image: Image.Image) -> Image.Image:

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from vbm_ptm.config.run_config import RunConfig, stored_config
-from vbm_ptm.config.tree import change_lines, changes, is_within, parse_override, read_yaml
+from vbm_ptm.config.run_config import RunConfig, override, stored_config
+from vbm_ptm.config.tree import change_lines, changes, is_within, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
@@ -71,7 +71,7 @@ class RunDirectory:
                     f"--set {item}: the run is finished as it is. What may change is where its files lie and how it "
                     f"computes: {', '.join(FREE_IN_USE)}."
                 )
-            composed.merge(parse_override(item), f"--set {item}")
+            composed.merge(override(item), f"--set {item}")
         return composed.validate()
 
     def kept(self, config: RunConfig) -> RunConfig:

@@ -17,8 +17,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vbm_ptm.config.run_config import ComposedConfig, RunConfig, dataset_spec
-from vbm_ptm.config.tree import is_within, parse_override
+from vbm_ptm.config.run_config import ComposedConfig, RunConfig, dataset_spec, override
+from vbm_ptm.config.tree import is_within
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
 
@@ -78,7 +78,7 @@ def extension_config(
                 f"--set {item}: an extension keeps what the run was made with. What may change: "
                 f"{', '.join(FREE_IN_EXTENSION)}, but not dataset.transforms."
             )
-        composed.merge(parse_override(item), f"--set {item}")
+        composed.merge(override(item), f"--set {item}")
     return composed.validate()
 
 

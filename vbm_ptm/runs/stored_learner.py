@@ -20,6 +20,7 @@ from vbm_ptm.config.tree import is_within
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.names import form
 from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms
@@ -106,14 +107,14 @@ def evaluate_on(
         path, task=task, device=device, overrides=[item for item in overrides if item not in of_dataset]
     )
     datasets = load_image_dataset(dataset_spec(dataset, overrides=of_dataset))
-    known = {name: index for index, name in enumerate(stored.class_names)}
-    unknown = [name for name in datasets.class_names if name not in known]
+    known = {form(name): index for index, name in enumerate(stored.class_names)}
+    unknown = [name for name in datasets.class_names if form(name) not in known]
     if unknown:
         raise UsageError(
             f"--dataset {dataset}: {len(unknown)} of {len(datasets.class_names)} classes are not among those that the "
             f"learner knows: {some_names(unknown)}. It knows {some_names(stored.class_names)}."
         )
-    indices = np.array([known[name] for name in datasets.class_names], dtype=np.int64)
+    indices = np.array([known[form(name)] for name in datasets.class_names], dtype=np.int64)
     everything = Task(0, tuple(sorted(indices.tolist())), (), len(known))
     scenario = Scenario("class_incremental", stored.class_names, (), (everything,), indices)
     benchmark = Benchmark(datasets, scenario, stored.transforms)

@@ -757,3 +757,51 @@ def test_load_image_dataset__refuses_split_names_that_a_flat_folder_lacks(field:
     write(tmp_path, "a/0.png", "a/1.png", "b/0.png", "b/1.png")
     with pytest.raises(UsageError, match=f"unknown dataset.{field} 'learning'"):
         load(tmp_path, **{field: "learning"})
+
+
+def test_load_image_dataset__compares_names_in_one_unicode_form(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    write(tmp_path / "one", *(f"train/{decomposed}/{n}.png" for n in range(4)), f"test/{composed}/9.png")
+    write(tmp_path / "one", *(f"train/bar/{n}.png" for n in range(4)), "test/bar/9.png")
+    found = load(tmp_path / "one")
+    assert found.class_names == ("bar", decomposed)
+    assert sorted(found.test.labels.tolist()) == [0, 1]
+    lines = [
+        f"train/{name}/{n}.png,train,{label}"
+        for name, label in ((composed, composed), ("bar", "bar"))
+        for n in range(3)
+    ]
+    rows = [*lines, f"train/{decomposed}/3.png,test,{composed}", "train/bar/3.png,test,bar"]
+    (tmp_path / "split.csv").write_text("\n".join(["path,split,label", *rows]), encoding="utf-8")
+    listed = load(tmp_path / "one", split_file=tmp_path / "split.csv")
+    assert (len(listed.train), len(listed.test)) == (6, 2)
+    for domain, name in (("a", composed), ("b", decomposed), (composed, composed)):
+        write(tmp_path / "two", *(f"{domain}/{name}/{n}.png" for n in range(4)))
+    domains = load(tmp_path / "two", layout="domains", domains=[decomposed, "a"])
+    assert domains.class_names == (decomposed,)
+    assert domains.record.train.images_per_domain == {"a": 3, composed: 3}
+
+
+def test_load_image_dataset__lists_below_a_folder_that_looks_like_a_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for root in ("set[1]", "set1"):
+        write(tmp_path / root, *(f"{root[-1] if root == 'set1' else 'a'}/{n}.png" for n in range(4)))
+        for split, numbers in (("train", (0, 1, 2)), ("test", (3,))):
+            (tmp_path / root / f"my[{split}].txt").write_text("".join(f"a/{n}.png\n" for n in numbers))
+            (tmp_path / root / f"x_{split}.txt").write_text("".join(f"a/{n}.png\n" for n in numbers))
+    for train_list, test_list in (("my[train].txt", "my[test].txt"), ("*_train.txt", "*_test.txt")):
+        found = load(tmp_path / "set[1]", train_list=train_list, test_list=test_list)
+        assert (len(found.train), len(found.test)) == (3, 1)
+        monkeypatch.chdir(tmp_path / "set[1]")
+        spec = DatasetSpec(name="toy", path=tmp_path / "set[1]", train_list=train_list, test_list=test_list)
+        monkeypatch.chdir(tmp_path)
+        assert len(load_image_dataset(spec).train) == 3
+
+
+def test_load_image_dataset__a_label_of_minus_one_in_a_list_is_none(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "b.png", "c.png")
+    (tmp_path / "train.txt").write_text("a.png 0\nb.png 1\n")
+    (tmp_path / "test.txt").write_text("c.png -1\n")
+    with pytest.raises(UsageError, match="1 images are listed without a label"):
+        load(tmp_path, layout="listed", train_list="train.txt", test_list="test.txt")

@@ -298,3 +298,56 @@ def test_read_image_folder__lists_many_files(tmp_path: Path) -> None:
     assert len(set(found.train.files)) == 50_000
     assert set(Counter(found.train.classes).values()) == {250}
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [["sketch", "photo"], ["test", "sketch"], ["validation", "sketch"]])
+def test_read_image_folder__advises_every_layout_that_fits(beside: list[str], tmp_path: Path) -> None:
+    for domain in ("train", *beside):
+        for name in ("cat", "dog"):
+            file = tmp_path / domain / name / "0.png"
+            file.parent.mkdir(parents=True)
+            file.touch()
+    with pytest.raises(UsageError) as caught:
+        read_image_folder(tmp_path)
+    for layout in ("split", "flat", "domains"):
+        assert f"dataset.layout={layout}" in str(caught.value)
+    assert set(read_image_folder(tmp_path, layout="domains").train.domains or ()) == {"train", *beside}
+
+
+def test_read_image_folder__does_not_advise_what_does_not_fit(tmp_path: Path) -> None:
+    for file in ("train/cat/0.png", "sketch/0.png", "photo/dog/0.png"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    with pytest.raises(UsageError) as caught:
+        read_image_folder(tmp_path)
+    assert "dataset.layout=domains" not in str(caught.value)
+    assert "dataset.layout=flat" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN", "lost+found"])
+def test_read_image_folder__names_and_leaves_out_folders_of_file_managers(name: str, tmp_path: Path) -> None:
+    for file in ("cat/0.png", f"cat/{name}/0.png/thumb.jpg", f"{name}/1.png", "dog/0.png"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    found = read_image_folder(tmp_path)
+    assert found.train.files == ("cat/0.png", "dog/0.png")
+    assert set(found.ignored_files) == {f"cat/{name}/", f"{name}/"}
+    assert find_images([tmp_path]) == [tmp_path / "cat" / "0.png", tmp_path / "dog" / "0.png"]
+
+
+def test_read_image_folder__names_folders_of_one_name_in_two_forms(tmp_path: Path) -> None:
+    for name in ("caf\u00e9", "cafe\u0301"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "0.png").touch()
+    with pytest.raises(UsageError, match=r"<U\+00E9>.*<U\+0301>|<U\+0301>.*<U\+00E9>"):
+        read_image_folder(tmp_path)
+
+
+def test_read_image_folder__does_not_judge_a_test_folder_that_is_not_used(tmp_path: Path) -> None:
+    for file in ("train/cat/0.png", "test/0.png"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    with pytest.raises(UsageError, match="class folders"):
+        read_image_folder(tmp_path)
+    found = read_image_folder(tmp_path, reads_test=False)
+    assert (found.test, found.test_folder) == (None, "test")

@@ -109,7 +109,7 @@ def read_image_folder(
             f"of other kinds). {expected_tree(root, layout)}"
         )
     if layout == "auto":
-        layout = _detect_layout(root, tree, train_split, test_split)
+        layout = _detect_layout(root, tree, train_split, test_split, reads_test=reads_test)
         if layout == "flat":
             _refuse_unused_split_names(root, tree, train_split, test_split)
     if layout != "split":
@@ -257,7 +257,9 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -> Literal["split", "flat"]:
+def _detect_layout(
+    root: Path, tree: _Tree, train_split: str, test_split: str, *, reads_test: bool
+) -> Literal["split", "flat"]:
     advice = _layouts_that_fit(tree, train_split)
     if tree.nested[train_split] and tree.direct[train_split]:
         raise UsageError(
@@ -279,7 +281,7 @@ def _detect_layout(root: Path, tree: _Tree, train_split: str, test_split: str) -
         name
         for name in tree.top_folders
         if (tree.direct[name] or tree.nested[name])
-        and name != train_split
+        and name not in (train_split, None if reads_test else test)
         and (tree.direct[name] or not (name == test or name.lower() in _SPLIT_LIKE))
     ]
     if strays:

@@ -31,7 +31,10 @@ _Loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # without a 
 
 
 def _absolute_if_here(name: str) -> str:
-    return str(Path(name).expanduser().absolute()) if _matches(Path(), name) else name
+    if not _matches(Path(), name) or os.path.isabs(os.path.expanduser(name)):
+        return os.path.expanduser(name)
+    is_pattern = not os.path.isfile(name)
+    return os.path.join(glob.escape(os.getcwd()) if is_pattern else os.getcwd(), os.path.normpath(name))
 
 
 def _one_or_several(value: Any) -> Any:
@@ -146,9 +149,12 @@ def write_split_file(path: Path, rows: Iterable[tuple[str, SplitName, str, str |
 
 def _matches(root: Path, name: str) -> list[Path]:
     """Return the file of that name, or those that a pattern stands for."""
-    path = os.path.join(root, Path(name).expanduser())
-    found = [path] if os.path.isfile(path) else sorted(glob.glob(path))
-    return [Path(file) for file in found if os.path.isfile(file)]
+    name = os.path.expanduser(name)
+    path = os.path.join(root, name)
+    found = (
+        [path] if os.path.isfile(path) else sorted(glob.glob(name, root_dir=root))
+    )  # the root is no pattern
+    return [file for file in (Path(root, each) for each in found) if file.is_file()]
 
 
 def _no_file(key: str, name: str, root: Path) -> str:
