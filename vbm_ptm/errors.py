@@ -23,6 +23,10 @@ class TrainingError(RuntimeError):
     """A run whose numbers would be worthless: the message says what went wrong and where; exit code 1."""
 
 
+class WorkerError(RuntimeError):
+    """A process that loads images has failed: the message says how, and what to do; exit code 1."""
+
+
 class TrainingInterrupted(Exception):  # noqa: N818 - to be asked to stop is no error
     """A run that was asked to stop and has saved what it finished.
 

@@ -159,7 +159,7 @@ def _train(
     trainer = Trainer(
         setup.learner,
         recipe=build_recipe(config),
-        loaders=loaders_for(accelerator, setup.benchmark, config.data, seed=config.seed),
+        loaders=loaders_for(accelerator, setup.benchmark, config.data, seed=config.seed, on_wait=stop.check),
         config=config.trainer,
         accelerator=accelerator,
         log=log,

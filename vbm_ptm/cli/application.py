@@ -11,7 +11,7 @@ import typer
 
 from vbm_ptm.cli import finished, inspection, studies, training
 from vbm_ptm.cli.streams import outlast_readers
-from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
+from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError, WorkerError
 from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix, shadowed_libraries
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
@@ -31,7 +31,6 @@ _SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch
 _FAILURES = {
     "out of memory": _SMALLER,
     "can't allocate memory": _SMALLER,
-    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
 }
 
 # What files of the user's may be called like.
@@ -102,7 +101,7 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
         if not shadowed:
             raise
         return _fail(2, *shadowed)
-    except (FloatingPointError, TrainingError) as error:
+    except (FloatingPointError, TrainingError, WorkerError) as error:
         return _fail(1, str(error))
     except RuntimeError as error:
         known = [advice for part, advice in _FAILURES.items() if part in str(error)]

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from vbm_ptm.data.view_batch import (
     MultiViewDataset,
@@ -29,6 +27,7 @@ from vbm_ptm.data.view_batch import (
     check_class_indices,
     chunk,
 )
+from vbm_ptm.data.workers import ImageLoader
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.settings import Settings
 
@@ -52,11 +51,13 @@ class LoaderConfig(Settings):
             when the CPU also trains, else up to 8.
         evaluation_batch_size: Images per batch in evaluation and feature extraction.
         multiprocessing_context: How worker processes start; the platform's default without it.
+        worker_timeout_minutes: How long the workers may take for a batch before the run ends.
     """
 
     num_workers: NonNegativeInt | None = None
     evaluation_batch_size: PositiveInt = 128
     multiprocessing_context: Context | None = None
+    worker_timeout_minutes: float = Field(default=10.0, gt=0)
 
     def for_device(self, device_type: str) -> LoaderConfig:
         """Return settings that name a number of workers, chosen by the device that trains ("cpu", "cuda", …)."""
@@ -65,6 +66,10 @@ class LoaderConfig(Settings):
         return self.model_copy(
             update={"num_workers": 0 if device_type == "cpu" else min(8, os.cpu_count() or 1)}
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Loaders:
         rank: This process.
         num_ranks: Processes that share the images.
         pin_memory: Put batches into page-locked memory.
+        on_wait: Called every few seconds while workers let this rank wait; may raise.
     """
 
     benchmark: Benchmark
@@ -86,6 +92,7 @@ class Loaders:
     rank: int = 0
     num_ranks: int = 1
     pin_memory: bool = False
+    on_wait: Callable[[], None] = _nothing
 
     def training(
         self,
@@ -139,7 +146,7 @@ class Loaders:
         transform: Literal["eval", "flip", "weak"] = "eval",
         task_index: int = 0,
         draw: int = 0,
-    ) -> DataLoader[EvaluationBatch]:
+    ) -> Iterable[EvaluationBatch]:
         """Return a loader of one batch for each part.
 
         Args:
@@ -160,26 +167,23 @@ class Loaders:
         )
         return self._over(dataset, parts, persistent=False)
 
-    def _over(self, dataset: Dataset[Any], parts: Any, *, persistent: bool) -> DataLoader[Any]:
-        """Return a loader that hands each part to the data set's ``__getitems__`` and passes its batch on."""
-        num_workers = min(self.config.num_workers or 0, len(parts))
-        return _Loader(
+    def _over(self, dataset: Dataset[Any], parts: Any, *, persistent: bool) -> ImageLoader:
+        return ImageLoader(
             dataset,
-            batch_sampler=parts,
-            collate_fn=_as_it_is,
-            num_workers=num_workers,
-            multiprocessing_context=self.config.multiprocessing_context if num_workers else None,
-            persistent_workers=persistent and num_workers > 0,
-            # A loader draws a base seed when it is iterated; a generator of its own spares the global one.
-            generator=torch.Generator(),
+            parts,
+            num_workers=min(self.config.num_workers or 0, len(parts)),
+            context=self.config.multiprocessing_context,
+            is_persistent=persistent,
             pin_memory=self.pin_memory,
+            limit_seconds=60 * self.config.worker_timeout_minutes,
+            on_wait=self.on_wait,
         )
 
 
 class TrainLoader:
     """The steps of one task on one rank; one loader serves all epochs, so that its workers stay."""
 
-    def __init__(self, parts: _RankParts, loader: DataLoader[ViewBatch]) -> None:
+    def __init__(self, parts: _RankParts, loader: ImageLoader) -> None:
         self._parts = parts
         self._loader = loader
 
@@ -301,23 +305,3 @@ class SingleViewDataset(Dataset[Tensor]):
             torch.tensor([int(self.class_indices[row]) for row in rows], dtype=torch.int64),
             torch.tensor(rows, dtype=torch.int64),
         )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-class _Loader(DataLoader[Any]):
-    """A loader whose workers never see Ctrl-C or SIGTERM, which terminals and batch systems send to them as well.
-
-    They inherit the blocked signal, so that there is no moment at which one could be interrupted.
-    """
-
-    def __iter__(self) -> Any:
-        if not self.num_workers or sys.platform == "win32":  # where signals cannot be blocked
-            return super().__iter__()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            return super().__iter__()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

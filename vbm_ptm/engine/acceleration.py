@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -121,7 +121,12 @@ def build_accelerator(
 
 
 def loaders_for(
-    accelerator: Accelerator, benchmark: Benchmark, config: LoaderConfig, *, seed: int = 0
+    accelerator: Accelerator,
+    benchmark: Benchmark,
+    config: LoaderConfig,
+    *,
+    seed: int = 0,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Loaders:
     """Return what brings this rank its part of the images.
 
@@ -130,6 +135,7 @@ def loaders_for(
         benchmark: Images, tasks and transforms.
         config: Workers and the batch size of evaluation.
         seed: Training seed, for views that are drawn.
+        on_wait: Called every few seconds while workers let this rank wait; may raise.
     """
     device_type = accelerator.device.type
     return Loaders(
@@ -139,6 +145,7 @@ def loaders_for(
         rank=accelerator.process_index,
         num_ranks=accelerator.num_processes,
         pin_memory=device_type == "cuda",
+        on_wait=on_wait,
     )
 
 

@@ -33,6 +33,7 @@ from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_report
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
+from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
@@ -273,11 +274,17 @@ class Trainer:
         self.schedule.begin(num_steps=training.num_steps, now=time.monotonic())
         if not training.is_complete:
             display.show(self._where(task, training.epoch))
-        for epoch in training.steps():
-            self._show_step(training, self._where(task, epoch), display)
-            if training.step == 0:
-                self._measures.after_epoch(training, epoch, self.log)
-            self._between_steps(training, started)
+        try:
+            for epoch in training.steps():
+                self._show_step(training, self._where(task, epoch), display)
+                if training.step == 0:
+                    self._measures.after_epoch(training, epoch, self.log)
+                self._between_steps(training, started)
+        except TrainingInterrupted:
+            # Also raised while workers let the run wait; several ranks cannot agree there on what to save.
+            if self._saved_steps < training.num_steps and self.accelerator.num_processes == 1:
+                self._save_inside_task(training, started)
+            raise
         return training, time.monotonic() - started
 
     def _planner_before(self, task: Task) -> ReplayPlanner | None:
