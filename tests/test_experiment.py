@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -160,7 +161,10 @@ def test_run__leaves_a_damaged_checkpoint_out_only_when_asked(
     with pytest.raises(UsageError, match=r"task_01/state.json is damaged.*--resume --skip-damaged"):
         run(tree, output=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
-    result = run(tree, output=tmp_path / "run", resume=True, skip_damaged=True)
+    with caplog.at_level(logging.WARNING):
+        result = run(tree, output=tmp_path / "run", resume=True, skip_damaged=True)
+    assert "task_01/state.json is damaged" in caplog.text
+    assert "--skip-damaged" not in caplog.text  # it was followed
     assert result["metrics"] == whole["metrics"]
     assert result["task_records"] == whole["task_records"]
     assert weights_of(tmp_path / "run", 2) == weights_of(tmp_path / "whole", 2)

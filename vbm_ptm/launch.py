@@ -63,6 +63,18 @@ def without_leftovers() -> Iterator[None]:
             os.environ.setdefault(name, value)
 
 
+def leave_group() -> bool:
+    """Make rank 0 a process of its own; return whether this process is it, and the others have nothing to do.
+
+    For commands that take one process alone, under a launcher that has started several.
+    """
+    is_chosen = is_main_process()
+    if is_chosen:
+        for name in _GROUP:
+            os.environ.pop(name, None)
+    return is_chosen
+
+
 def follow_launcher() -> None:
     """Ask for SIGTERM when the launcher ends, which otherwise may leave a training behind that nobody knows of.
 

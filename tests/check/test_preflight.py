@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -283,3 +284,21 @@ def test_survey__a_parameter_without_a_group_is_a_fault(
     found = survey(compose(config_file=as_file(toy_tree("linear_probe"), tmp_path)))
     (fault,) = found.faults
     assert "'heads.tasks.0.weight', 'heads.tasks.0.bias'" in fault
+
+
+def test_survey__warns_of_what_training_will_warn_of(
+    toy_tree: Callable[..., Tree], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tasks of one class, and tasks with fewer samples than views: the same code says both."""
+    tree = toy_tree("linear_probe") | {"scenario": {"num_tasks": 12}, "view_batch": {"num_views": 8}}
+    tree["optimization"] |= {"epochs": 8, "batch_size": 16}
+    tree["trainer"] = {"max_steps_per_task": 1}
+    found = survey(compose(config_file=as_file(tree, tmp_path)))
+    assert not found.faults
+    expected = {f"task {index} has one class" for index in range(12)}
+    expected |= {f"task {index} has 6 samples: 6 views in place of 8" for index in range(12)}
+    assert all(any(note.startswith(start) for note in found.warnings) for start in expected)
+    with caplog.at_level(logging.WARNING):
+        run(tree, output=tmp_path / "run")
+    said = {record.getMessage() for record in caplog.records}
+    assert {note for note in found.warnings if note.startswith("task ")} <= said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,25 @@ def test_silenced__shows_nothing_if_asked_and_then_as_before() -> None:
         console.print("progress")
     assert (shown.get(), shown_again.get()) == ("", "progress\n")
     assert not console.quiet
+
+
+@pytest.mark.parametrize("num_lost", [1, 7, 20])
+def test_run_log__cuts_a_torn_line(tmp_path: Path, num_lost: int) -> None:
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    for number in range(3):
+        log.write("step", number=number)
+    position = log.position
+    log.close()
+    os.truncate(path, position - num_lost)
+    log = RunLog(path, position=position)
+    log.write("step", number=9)
+    log.close()
+    assert [json.loads(line)["number"] for line in path.read_text().splitlines()] == [0, 1, 9]
+
+
+def test_run_log__that_holds_no_whole_line_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"x" * 200_000)
+    RunLog(path, position=200_000).close()
+    assert path.read_bytes() == b""

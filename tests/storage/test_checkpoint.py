@@ -270,6 +270,14 @@ def test_read__refuses_another_format(
     assert read(store, 0).task_index == 0
 
 
+def test_read__names_the_file_that_is_missing(new_learner: NewLearner, tmp_path: Path) -> None:
+    store = saved_run(new_learner, tmp_path)
+    (tmp_path / "task_01" / "SHA256SUMS").unlink()
+    with pytest.raises(UsageError, match=r"task_01/SHA256SUMS is missing") as raised:
+        store.read()
+    assert "state.json" not in str(raised.value)
+
+
 def test_read__knows_what_is_there(new_learner: NewLearner, tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "absent").read() is None
     assert CheckpointStore(tmp_path / "absent").tasks() == []

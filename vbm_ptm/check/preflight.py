@@ -201,7 +201,11 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         own = benchmark.training_classes(task)
         if _num_trained(counts):
             classes = np.concatenate([own, rehearsed_classes(learner.rehearsal, cells)])
-            workloads.append(recipe.workload(recipe.sampler(classes, task_index=task.index)))
+            sampler = recipe.sampler(classes, task_index=task.index)
+            workloads.append(recipe.workload(sampler))
+            for note in recipe.task_notes(task, sampler):
+                found.warnings.append(note)
+                logger.warning("%s", note)
         cells += cells_of(own)
     weights = learner.backbone.weights
     keep = config.checkpoint.keep

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import typer
 
 from vbm_ptm.cli import finished, inspection, studies, training
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError, WorkerError
-from vbm_ptm.launch import follow_launcher, is_main_process, rank_prefix, shadowed_libraries
+from vbm_ptm.launch import (
+    follow_launcher,
+    is_main_process,
+    leave_group,
+    rank_prefix,
+    shadowed_libraries,
+)
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
 _ADVICE = {
@@ -59,16 +67,28 @@ app = typer.Typer(
     help="Class- and domain-incremental learning on pre-trained vision transformers, with the view-batch model.",
 )
 
+
+def _alone(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that one process works on, under a launcher too: the others would write and say the same."""
+
+    @functools.wraps(command)
+    def on_rank_0(*arguments: Any, **options: Any) -> None:
+        if leave_group():
+            command(*arguments, **options)
+
+    return on_rank_0
+
+
 app.command()(training.train)
 app.command()(studies.study)
-app.command()(finished.evaluate)
-app.command()(finished.predict)
-app.command()(finished.export)
 app.command()(finished.extend)
-app.command()(finished.diff)
-app.command("list")(inspection.list_names)
-app.command()(inspection.check)
-app.command()(inspection.split)
+app.command()(_alone(finished.evaluate))
+app.command()(_alone(finished.predict))
+app.command()(_alone(finished.export))
+app.command()(_alone(finished.diff))
+app.command("list")(_alone(inspection.list_names))
+app.command()(_alone(inspection.check))
+app.command()(_alone(inspection.split))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

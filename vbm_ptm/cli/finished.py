@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vbm_ptm.cli.options import AsJson, Changes, DeviceName, Overrides, Run, TaskNumber, all_overrides
+from vbm_ptm.cli.options import (
+    AsJson,
+    Changes,
+    DeviceInUse,
+    DeviceName,
+    Overrides,
+    Run,
+    TaskNumber,
+    all_overrides,
+)
 from vbm_ptm.cli.printing import how_to_go_on, print_json, stdout
 from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import is_main_process
@@ -27,7 +36,7 @@ def evaluate(
         str | None, typer.Option(help="Measure on this data set; on the run's own test images without it.")
     ] = None,
     changes: Changes = None,
-    device: DeviceName = None,
+    device: DeviceInUse = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a stored learner again on the test images of all tasks it had seen, or on another data set."""
@@ -83,9 +92,9 @@ def predict(
     top_k: Annotated[int, typer.Option(min=1, help="Classes to name per image.")] = 5,
     task: TaskNumber = None,
     changes: Changes = None,
-    device: DeviceName = None,
+    device: DeviceInUse = None,
     as_json: AsJson = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", metavar="", help="Print CSV instead of a table.")] = False,
 ) -> None:
     """Name the classes of your own images, best first."""
     from vbm_ptm.data.reading.folders import find_images
@@ -135,7 +144,10 @@ def export(
     ] = None,
     task: TaskNumber = None,
     half: Annotated[
-        bool, typer.Option("--half", help="Weights of half the size; scores differ in their last digits.")
+        bool,
+        typer.Option(
+            "--half", metavar="", help="Weights of half the size; scores differ in their last digits."
+        ),
     ] = False,
     push: Annotated[
         str | None,
@@ -171,10 +183,13 @@ def extend(
         Path | None, typer.Option(help="Directory of the extended run; RUN+DATASET without it.")
     ] = None,
     more_data: Annotated[
-        bool, typer.Option("--more-data", help="Classes that were learned before get more images.")
+        bool,
+        typer.Option("--more-data", metavar="", help="Classes that were learned before get more images."),
     ] = False,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an extension stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar="", help="Go on where an extension stopped.")
+    ] = False,
     device: DeviceName = None,
 ) -> None:
     """Add the classes of a data set to a finished run, as one more task, without the earlier images."""

@@ -30,7 +30,13 @@ Overrides = Annotated[
 DeviceName = Annotated[
     Literal["cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute; the best device without it.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DeviceInUse = Annotated[
+    Literal["cpu", "cuda", "mps"] | None,
+    typer.Option(
+        help="Where to compute; without it the device that the run was given, or the best one for an exported learner."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON instead of a table.")]
 Run = Annotated[Path, typer.Argument(help="A run directory.")]
 Changes = Annotated[
     list[str] | None,
@@ -53,10 +59,14 @@ ImagesPerSecond = Annotated[
 SkipDamaged = Annotated[
     bool,
     typer.Option(
-        "--skip-damaged", help="Go on from the newest checkpoint that is whole, not only from the newest."
+        "--skip-damaged",
+        metavar="",
+        help="Go on from the newest checkpoint that is whole, not only from the newest.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Run nothing: show the runs and what they take.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", metavar="", help="Run nothing: show the runs and what they take.")
+]
 
 
 def sources_of(

@@ -57,7 +57,9 @@ def study(
     images_per_second: ImagesPerSecond = 300.0,
     skip_damaged: SkipDamaged = False,
     dry_run: DryRun = False,
-    collect: Annotated[bool, typer.Option("--collect", help="Run nothing: show what is finished.")] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", metavar="", help="Run nothing: show what is finished.")
+    ] = False,
     published: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +67,7 @@ def study(
         ),
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Show means over tasks and top-5 accuracy as well.")
+        bool, typer.Option("--details", metavar="", help="Show means over tasks and top-5 accuracy as well.")
     ] = False,
     device: DeviceName = None,
 ) -> None:

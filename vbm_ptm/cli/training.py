@@ -37,7 +37,9 @@ def train(
     output: Annotated[
         Path | None, typer.Option(help="Run directory; runs/DATASET-LEARNER-vVIEWS without it.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar="", help="Go on from the newest checkpoint.")
+    ] = False,
     skip_damaged: SkipDamaged = False,
     stop_after_task: Annotated[
         int | None, typer.Option(min=1, help="Stop, saved, after so many tasks.")

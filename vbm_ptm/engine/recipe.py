@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vbm_ptm.data.class_order import ClassOrderSampler
+from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import Integers, ViewBatchConfig, ViewBatchSampler
 from vbm_ptm.engine.optimization import OptimizationConfig, summed_factors
 
@@ -71,6 +72,28 @@ class Recipe:
         all_epochs = (cycle[epoch % sampler.cycle_length] for epoch in range(epochs))
         sizes = list(itertools.islice(itertools.chain.from_iterable(all_epochs), self.max_steps))
         return Workload(len(sizes), sum(sizes) * sampler.num_views)
+
+    def task_notes(self, task: Task, sampler: ViewBatchSampler) -> list[str]:
+        """Return what should be known of a task that is trained.
+
+        Args:
+            task: The task.
+            sampler: Its steps.
+        """
+        notes, num_views = [], self.view_batch.num_views
+        if sampler.cycle_length < num_views:
+            is_by_class = self.view_batch.order == "class"
+            has = f"{len(task.classes)} classes" if is_by_class else f"{sampler.num_samples} samples"
+            parts = "parts" if is_by_class else "views"
+            notes.append(
+                f"task {task.index} has {has}: {sampler.cycle_length} {parts} in place of {num_views}"
+            )
+        if len(task.classes) == 1:
+            notes.append(
+                f"task {task.index} has one class: a loss over the classes of the task alone has nothing to tell "
+                "apart, so that only the end of the task can teach the learner anything"
+            )
+        return notes
 
     def notes(self) -> list[str]:
         """Return what a comparison of numbers of views should know of this recipe."""

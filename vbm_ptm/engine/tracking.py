@@ -55,7 +55,7 @@ class RunLog:
             if self._file.tell() < position:
                 logger.warning("%s has lost its last %d bytes", path, position - self._file.tell())
             # A log that was lost is not filled up with zeros, and the file knows of its new end.
-            self._file.truncate(min(position, self._file.tell()))
+            self._file.truncate(_end_of_last_line(path, before=min(position, self._file.tell())))
             self._file.seek(0, os.SEEK_END)
 
     @property
@@ -78,6 +78,19 @@ class RunLog:
         """Close the file."""
         if self._file:
             self._file.close()
+
+
+def _end_of_last_line(path: Path, *, before: int) -> int:
+    """Return where the last whole line ends: what comes next must not be glued to a torn one."""
+    with path.open("rb") as file:
+        while before > 0:
+            start = max(0, before - 65536)
+            file.seek(start)
+            newline = file.read(before - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            before = start
+    return 0
 
 
 class ProgressDisplay:

@@ -250,20 +250,9 @@ class Trainer:
         )
         if not training.num_planned_steps:
             display.advance(self._steps_of(task))  # planned before anybody could know
-        elif training.sampler.cycle_length < self.recipe.view_batch.num_views:
-            is_by_class = self.recipe.view_batch.order == "class"
-            has = f"{len(task.classes)} classes" if is_by_class else f"{len(training.rows)} samples"
-            logger.warning(
-                "task %d has %s: %d %s in place of %d",
-                *(task.index, has, training.sampler.cycle_length, "parts" if is_by_class else "views"),
-                self.recipe.view_batch.num_views,
-            )
-        if training.num_planned_steps and len(task.classes) == 1:
-            logger.warning(
-                "task %d has one class: a loss over the classes of the task alone has nothing to tell apart, so that "
-                "only the end of the task can teach the learner anything",
-                task.index,
-            )
+        else:
+            for note in self.recipe.task_notes(task, training.sampler):
+                logger.warning("%s", note)
         started = time.monotonic()
         if self._resumed is not None:
             position, optimizer = self._resumed

@@ -21,7 +21,7 @@ from vbm_ptm.config.run_config import RunConfig, override, stored_config
 from vbm_ptm.config.tree import change_lines, changes, is_within, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
-from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
+from vbm_ptm.storage.checkpoint import SKIPPING, Checkpoint, CheckpointStore
 from vbm_ptm.storage.durable_files import remove_partials, write_file
 from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.run_result import RunResult, read_result
@@ -236,8 +236,7 @@ class RunDirectory:
         if changed:
             raise UsageError(
                 f"{what} belongs to another run, of another configuration (stored against given): "
-                f"{some_lines(change_lines(changed))}. "
-                "To go on from the checkpoint before it, give --resume --skip-damaged."
+                f"{some_lines(change_lines(changed))}.{SKIPPING}."
             )
 
     def _changes(self, config: RunConfig, *, free: tuple[str, ...]) -> Changes:

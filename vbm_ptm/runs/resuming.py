@@ -9,7 +9,13 @@ from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.config.tree import change_lines, changes, is_within
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
-from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
+from vbm_ptm.storage.checkpoint import (
+    SKIPPING,
+    Checkpoint,
+    CheckpointStore,
+    read_checkpoint,
+    restore,
+)
 from vbm_ptm.storage.checkpoint_state import RunState
 
 logger = logging.getLogger(__name__)
@@ -73,7 +79,7 @@ def newest_checkpoint(
         except UsageError as error:
             if not skip_damaged:
                 raise
-            logger.warning("left out: %s", error)
+            logger.warning("left out: %s", str(error).partition(SKIPPING)[0])
     if paths:
         raise UsageError(f"no checkpoint in {store.directory} can be used; start anew with another --output.")
     return None

@@ -40,6 +40,9 @@ from vbm_ptm.storage.save_schedule import check_interval
 
 logger = logging.getLogger(__name__)
 
+# What to do about a checkpoint that cannot be used; where that is being done, it is left out of the message.
+SKIPPING = " To go on from the checkpoint before it, give --resume --skip-damaged"
+
 _LEARNER, _OPTIMIZER, _STATE, _SUMS = (
     "learner.safetensors",
     "optimizer.safetensors",
@@ -286,7 +289,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 f"checkpoint {path} has format version {version}; "
                 f"this version of vbm_ptm reads version {FORMAT_VERSION}."
             )
-    if sums != _sums(digests, path.name):
+    if not sums or sums != _sums(digests, path.name):
         raise _damage(path / _SUMS, "damaged" if sums else "missing or empty")
     _verified(path / _STATE, digests.get(f"{path.name}/{_STATE}"))
     state = CheckpointState.model_validate_json(content)
@@ -366,6 +369,7 @@ def _verified(file: Path, digest: str | None) -> bytes:
 
 def _damage(file: Path, what: str) -> UsageError:
     return UsageError(
-        f"checkpoint file {file} is {what} (its SHA-256 is not the one in {_SUMS}). To go on from the checkpoint "
-        "before it, give --resume --skip-damaged; or start anew with another --output."
+        f"checkpoint file {file} is {what}"
+        + f" (its SHA-256 is not the one in {_SUMS})" * (file.name != _SUMS)
+        + f".{SKIPPING}; or start anew with another --output."
     )
