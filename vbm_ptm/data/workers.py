@@ -7,6 +7,7 @@ socket path that is too long), the bytes go through the pipe.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import logging
@@ -138,6 +139,7 @@ class ImageLoader:
                 return
             except Exception as error:
                 if not str(error).startswith("DataLoader timed out after"):
+                    self._end_workers()
                     raise _explained(error) from error
             else:
                 waited = 0.0
@@ -168,6 +170,16 @@ class ImageLoader:
                     left[-1].kill()
                     left[-1].join(_LOOK_SECONDS)
                     left.pop()
+
+
+@atexit.register
+def _end_what_is_left() -> None:
+    """End workers that outlive their loader; SIGTERM, which Python would send and wait, does not reach them."""
+    left = [child for child in multiprocessing.active_children() if child.daemon]
+    while left:
+        with suppress(RuntimeError):
+            while left:
+                left.pop().kill()
 
 
 class _Parcel:
