@@ -19,6 +19,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import gaussians_of
 from vbm_ptm.learners.base import Learner, TaskStatistics
+from vbm_ptm.learners.slca import SLCAConfig
 from vbm_ptm.randomness import seeded
 
 Build = Callable[..., Learner]
@@ -415,3 +416,12 @@ def test_slca__covariances_of_three_kinds(
         again.allocate(task, learner.finished_shapes(task))
     again.load_state_dict(learner.state_dict())
     assert are_equal(copies(learner), copies(again))
+
+
+def test_task_notes__tell_of_normalised_logits_with_one_class_a_task() -> None:
+    one, two = Task(3, (6,), (6,), 7), Task(3, (6, 7), (6, 7), 8)
+    (note,) = SLCAConfig().task_notes(one)
+    assert note.startswith("task 3 adds one class")
+    assert "logit_normalization_temperature" in note
+    assert SLCAConfig().task_notes(two) == []
+    assert SLCAConfig(logit_normalization_temperature=None).task_notes(one) == []

@@ -203,7 +203,7 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
             classes = np.concatenate([own, rehearsed_classes(learner.rehearsal, cells)])
             sampler = recipe.sampler(classes, task_index=task.index)
             workloads.append(recipe.workload(sampler))
-            for note in recipe.task_notes(task, sampler):
+            for note in (*recipe.task_notes(task, sampler), *learner.config.task_notes(task)):
                 found.warnings.append(note)
                 logger.warning("%s", note)
         cells += cells_of(own)

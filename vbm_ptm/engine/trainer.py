@@ -251,7 +251,10 @@ class Trainer:
         if not training.num_planned_steps:
             display.advance(self._steps_of(task))  # planned before anybody could know
         else:
-            for note in self.recipe.task_notes(task, training.sampler):
+            for note in (
+                *self.recipe.task_notes(task, training.sampler),
+                *self.learner.config.task_notes(task),
+            ):
                 logger.warning("%s", note)
         started = time.monotonic()
         if self._resumed is not None:

@@ -40,6 +40,14 @@ class LearnerConfig(Settings):
         """Return whether a task has training steps."""
         return self.trained_tasks == "all" or (self.trained_tasks == "first" and task_index == 0)
 
+    def task_notes(self, task: Task) -> list[str]:
+        """Return what should be known of a task before it is learned with these settings.
+
+        Args:
+            task: The task.
+        """
+        return []
+
     @property
     def rehearsal(self) -> Rehearsal | None:
         """What the method asks for to see past images again; None: nothing."""

@@ -65,6 +65,19 @@ class SLCAConfig(AlignmentConfig):
     mean_decay: float = Field(default=0.1, ge=0, le=1)
     logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
 
+    def task_notes(self, task: Task) -> list[str]:
+        """Warn of logit normalisation with a single logit a task, whose length is its absolute value.
+
+        Measured on 12 tasks of one class (6 images each, small ViT, 4 epochs): 33 % in the end and 8 classes at 0 %,
+        without it 100 %; with two or four classes a task both reach 100 %.
+        """
+        if self.logit_normalization_temperature is None or len(task.new_classes) != 1:
+            return []
+        return [
+            f"task {task.index} adds one class: logit normalisation, which is made for tasks of several, may push "
+            "whole classes to 0 %; learner.logit_normalization_temperature=null leaves it out"
+        ]
+
 
 class SLCA(Learner):
     """Slowly tuned backbone, one head per task, heads aligned on Gaussian features for prediction."""
