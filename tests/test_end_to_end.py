@@ -95,6 +95,10 @@ def go_from_check_to_extension(
     first_task = terminal.json("predict", run, images, "--task", "1")
 
     terminal("export", run, "--output", folder / "exported")
+    assert terminal.json("predict", folder / "exported", images) == predicted
+    if "buffer" in result["task_records"][-1]["learner_report"]:  # its images are not part of an extension
+        assert main(["extend", str(run), "--dataset", str(new), "--output", str(folder / "extended")]) == 2
+        return
     terminal("extend", run, "--dataset", new, "--output", folder / "extended")
     shutil.rmtree(run)  # neither needs the run any more
     assert terminal.json("predict", folder / "exported", images) == predicted
