@@ -45,6 +45,7 @@ from vbm_ptm.storage.save_schedule import SaveSchedule
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 12},
     "ran_pac": {"projection_width": 60},
+    "tuna": {"alignment_epochs": 5},
 }
 
 

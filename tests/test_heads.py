@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from vbm_ptm.heads import CosineHead, TaskHeads
+from vbm_ptm.heads import CosineHead, CosineTaskHead, TaskHeads
 from vbm_ptm.randomness import seeded
 
 
@@ -151,3 +151,19 @@ def test_cosine_head__scales_cosines_and_sees_no_length() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(head(features), head(features.float()))
         assert head(features.bfloat16()).dtype == torch.float32
+
+
+def test_cosine_task_heads__join_and_come_apart() -> None:
+    heads, features = TaskHeads(6, head_class=CosineTaskHead), torch.randn(4, 6)
+    for size in (2, 0, 3):
+        heads.append(size)
+    rows = torch.cat([head.weight for head in heads.tasks])
+    expected = torch.nn.functional.cosine_similarity(features[:, None], rows, dim=2)
+    torch.testing.assert_close(heads(features), expected, atol=1e-6, rtol=0)
+    assert [name for name, _ in heads.named_parameters()] == [f"tasks.{index}.weight" for index in range(3)]
+    joined = heads.joined()
+    torch.testing.assert_close(joined(features), expected, atol=1e-6, rtol=0)
+    with torch.no_grad():
+        joined.weight.neg_()
+    heads.load_joined(joined)
+    torch.testing.assert_close(heads(features), -expected, atol=1e-6, rtol=0)

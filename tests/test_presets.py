@@ -94,6 +94,14 @@ FIRST_SESSION = schedule(
     optimizer="sgd", learning_rate=0.01, batch_size=48, epochs=20, momentum=0.9, weight_decay=5e-4, schedule="cosine",
     clip_gradient_norm=None,
 )  # fmt: skip
+EASE = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(learning_rate=0.025) | own(
+    adapter_width=64, adapter_dropout=0.1, alpha=0.1
+)  # fmt: skip
+TUNA = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(epochs=15, batch_size=16) | own(
+    adapter_width=16, adapter_dropout=0.1, scale=20, orthogonality_weight=0, alignment_epochs=30,
+    alignment_samples_per_class=5 * 16, alignment_learning_rate=5e-3, alignment_momentum=0.9,
+    alignment_weight_decay=5e-4,
+)  # fmt: skip
 RANPAC = RAW_INPUTS | FIRST_SESSION | own(projection_width=10000, fit_fraction=0.8, class_balanced=False)
 
 # Small images, from scratch, plain SGD: Buzzega et al. (2020), repository mammoth.
@@ -194,6 +202,17 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         "RevisitingCIL: exps/adapter.json",
         on(AUGREG, views=1) | RAW_INPUTS | ADAPTERS | FIRST_SESSION
         | schedule(batch_size=24, learning_rate=0.05, weight_decay=5e-3),
+    ),
+    ("tuna", "cifar100"): ("TUNA: exps/tuna_cifar.json", TUNA),
+    ("tuna", "imagenet_r"): (
+        "TUNA: exps/tuna_inr.json",
+        TUNA | own(orthogonality_weight=1e-3, alignment_samples_per_class=5 * 32)
+        | schedule(epochs=10, batch_size=32, learning_rate=0.02),
+    ),
+    ("ease", "cifar100"): ("EASE: exps/ease_cifar.json", EASE),
+    ("ease", "imagenet_r"): (
+        "EASE: exps/ease_inr.json",
+        EASE | schedule(batch_size=16, learning_rate=0.05, weight_decay=5e-3),
     ),
     ("l2p", "cifar100"): (
         "l2p-pytorch: configs/cifar100_l2p.py",
@@ -299,6 +318,10 @@ EMBEDDED: dict[str, Numbers] = {
     "expandable": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
     "nearest_mean": {},
     "ran_pac": {},
+    "tuna": schedule(optimizer="sgd", learning_rate=3e-3, schedule="cosine", weight_decay=5e-4)
+    | own(adapter_width=16),
+    "ease": schedule(optimizer="sgd", learning_rate=0.1, schedule="cosine", weight_decay=5e-4)
+    | own(adapter_width=16),
     "aper": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
     | {"learner.first_session.kind": "adapter", "learner.first_session.adapter_width": 16},
 }

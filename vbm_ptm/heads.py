@@ -7,7 +7,7 @@ Shapes: N images, D width, K columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ class TaskHead(nn.Linear):
     def reset_parameters(self) -> None:
         """Draw the weights from the global generator and set the bias to zero."""
         nn.init.trunc_normal_(self.weight, std=0.02)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class SharedHead(nn.Linear):
@@ -54,16 +55,34 @@ class SharedHead(nn.Linear):
             return super().forward(input.to(self.weight.dtype))
 
 
-class TaskHeads(nn.Module):
-    """Linear heads in task order; a row of logits is the concatenation of theirs.
+class CosineTaskHead(TaskHead):
+    """Cosines between features and rows of a weight from a truncated normal with std 0.02; there is no bias.
 
     Args:
         width: D.
+        num_classes: K.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__(width, num_classes, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return cosines (N,K) for features (N,D)."""
+        return F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T
+
+
+class TaskHeads(nn.Module):
+    """Heads in task order; a row of logits is the concatenation of theirs.
+
+    Args:
+        width: D.
+        head_class: Of every head: linear layers or cosines.
+    """
+
+    def __init__(self, width: int, *, head_class: Callable[[int, int], TaskHead] = TaskHead) -> None:
         super().__init__()
         self.width = width
+        self.head_class = head_class
         self.tasks = nn.ModuleList()
 
     @property
@@ -73,7 +92,7 @@ class TaskHeads(nn.Module):
 
     def append(self, num_classes: int) -> None:
         """Add the next task's head, drawn from the global generator; without new classes it has no column."""
-        self.tasks.append(TaskHead(self.width, num_classes))
+        self.tasks.append(self.head_class(self.width, num_classes))
 
     def train_only(self, classes: Collection[int]) -> None:
         """Make the heads trainable that have a column of the given class indices, and freeze the others."""
@@ -105,20 +124,18 @@ class TaskHeads(nn.Module):
 
     def joined(self) -> TaskHead:
         """Return a copy of all heads as one, (D) -> (K): the same logits from a single product."""
-        head = TaskHead(self.width, sum(self.sizes)).to(next(self.parameters()))
-        own = [each for each in self.tasks if isinstance(each, TaskHead)]
+        head = self.head_class(self.width, sum(self.sizes)).to(next(self.parameters()))
         with torch.no_grad():
-            head.weight.copy_(torch.cat([each.weight for each in own]))
-            head.bias.copy_(torch.cat([each.bias for each in own]))
+            for name, parameter in head.named_parameters():
+                parameter.copy_(torch.cat([own.get_parameter(name) for own in self.tasks]))
         return head
 
     @torch.no_grad()
     def load_joined(self, head: TaskHead) -> None:
         """Give every head its rows of what ``joined`` returned."""
-        parts = zip(head.weight.split(self.sizes), head.bias.split(self.sizes), strict=True)
-        for own, (weight, bias) in zip(self.tasks, parts, strict=True):
-            own.get_parameter("weight").copy_(weight)
-            own.get_parameter("bias").copy_(bias)
+        for name, parameter in head.named_parameters():
+            for own, rows in zip(self.tasks, parameter.split(self.sizes), strict=True):
+                own.get_parameter(name).copy_(rows)
 
 
 class CosineHead(nn.Module):

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.engine.trainer import TaskRecord, parameter_counts
-from vbm_ptm.errors import TrainingInterrupted
+from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.learners import list_learners
 from vbm_ptm.learners.base import Learner, LearnerOutput
 from vbm_ptm.randomness import seed_for, seeded
@@ -613,6 +613,10 @@ class TestEveryLearner:
         }
         benchmark = benchmarks[scenario]()
         learner = new_learner(learner_name, num_tasks=len(benchmark.scenario.tasks), depth=6)
+        if scenario == "domains" and not learner.takes_domains:
+            with pytest.raises(UsageError, match="domain_incremental"):
+                new_run(learner, benchmark).trainer.fit()
+            return
         modes: list[bool] = []
         end_task = learner.end_task
 

@@ -177,6 +177,8 @@ class Learner(nn.Module):
     rules_out_classes: ClassVar[bool] = False
     # Whether ``predict`` looks at the query alone: with a known query the images given may be an empty tensor.
     predicts_from_query: ClassVar[bool] = False
+    # Whether the method is defined where tasks share their classes (domain-incremental).
+    takes_domains: ClassVar[bool] = True
     # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
     # for ViTs also narrows the annotation of ``backbone``.
     backbone_class: ClassVar[type[Backbone]] = PromptableViT
@@ -247,6 +249,11 @@ class Learner(nn.Module):
         """Grow for the task and set ``requires_grad`` of every parameter; overrides call this first."""
         if task.index != len(self.tasks):
             raise ValueError(f"task {task.index} cannot begin after {len(self.tasks)} tasks")
+        if task.domain is not None and not self.takes_domains:
+            raise UsageError(
+                f"learner '{self.config.name}' is not defined for domains (scenario.kind domain_incremental), where a "
+                "class comes back in every task; take a class-incremental scenario or another learner."
+            )
         self.tasks.append(task)
         self.tallies = {}
         self.task_columns = self.columns(task.classes, self.task_columns.device)
