@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vbm_ptm.losses import logit_normalized_cross_entropy, view_consistency_loss, view_divergence
+from vbm_ptm.losses import (
+    logit_normalized_cross_entropy,
+    symmetric_cross_entropy_terms,
+    view_consistency_loss,
+    view_divergence,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -171,3 +176,20 @@ class TestLogitNormalizedCrossEntropy:
     def test_logit_normalized_cross_entropy__refuses_sizes_that_do_not_fit(self) -> None:
         with pytest.raises(ValueError, match=r"\[2, 2\].* 4 columns"):
             logit_normalized_cross_entropy(torch.zeros(1, 5), torch.tensor([0]), (2, 2), 0.1)
+
+
+def test_symmetric_cross_entropy__equals_the_reference_and_hand_values() -> None:
+    golden = load_file(Path(__file__).parent / "golden2" / "slcapp.safetensors")
+    logits = golden["sce.logits"].requires_grad_()
+    plain, reverse = symmetric_cross_entropy_terms(logits, golden["sce.labels"])
+    torch.testing.assert_close(plain.mean(), golden["sce.cross_entropy"])
+    torch.testing.assert_close(reverse.mean(), golden["sce.reverse"])
+    torch.testing.assert_close((plain + 0.1 * reverse).mean(), golden["sce.loss_1_01"])
+    loss = (0.5 * plain + 0.5 * reverse).mean()
+    torch.testing.assert_close(loss, golden["sce.loss_half_half"])
+    loss.backward()
+    torch.testing.assert_close(logits.grad, golden["sce.grad"])
+    by_hand = symmetric_cross_entropy_terms(torch.tensor([[math.log(3.0), 0.0]]), torch.tensor([0]))
+    assert [term.item() for term in by_hand] == pytest.approx([0.2876821, 2.3025851], abs=1e-6)
+    _, bounded = symmetric_cross_entropy_terms(torch.tensor([[0.0, 1e4]]), torch.tensor([0]))
+    assert bounded.item() <= 9.2104

@@ -94,6 +94,12 @@ FIRST_SESSION = schedule(
     optimizer="sgd", learning_rate=0.01, batch_size=48, epochs=20, momentum=0.9, weight_decay=5e-4, schedule="cosine",
     clip_gradient_norm=None,
 )  # fmt: skip
+SLCAPP = on(AUGREG, views=1) | FIRST_SESSION | schedule(batch_size=128, minimum_learning_rate=1e-4) | own(
+    rank=4, update_factor=0.8, first_update_learning_rate_scale=0.5, update_learning_rate_scale=0.1,
+    slow_learning_rate_scale=0.1, reinitialize_final_norm=True, cross_entropy_weight=1, reverse_weight=0.1,
+    age_scale=0.02, logit_normalization_temperature=0.1, alignment_epochs=5, alignment_samples_per_class=256,
+    alignment_learning_rate=0.01, alignment_weight_decay=5e-4,
+)  # fmt: skip
 EASE = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(learning_rate=0.025) | own(
     adapter_width=64, adapter_dropout=0.1, alpha=0.1
 )  # fmt: skip
@@ -203,6 +209,13 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         on(AUGREG, views=1) | RAW_INPUTS | ADAPTERS | FIRST_SESSION
         | schedule(batch_size=24, learning_rate=0.05, weight_decay=5e-3),
     ),
+    ("slca_pp", "cifar100"): ("SLCA: exps/slcapp_cifar.json", SLCAPP | CIFAR_INPUTS),
+    ("slca_pp", "imagenet_r"): (
+        "SLCA: exps/slcapp_imgnetr.json",
+        SLCAPP | RENDITIONS | schedule(epochs=50, weight_decay=0)
+        | own(cross_entropy_weight=0.5, reverse_weight=0.5, alignment_weight_decay=0),
+    ),
+    ("slca_pp", "cub200"): ("SLCA: exps/slcapp_cub.json", SLCAPP | SQUEEZED | schedule(epochs=50)),
     ("tuna", "cifar100"): ("TUNA: exps/tuna_cifar.json", TUNA),
     ("tuna", "imagenet_r"): (
         "TUNA: exps/tuna_inr.json",
@@ -318,6 +331,8 @@ EMBEDDED: dict[str, Numbers] = {
     "expandable": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
     "nearest_mean": {},
     "ran_pac": {},
+    "slca_pp": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
+    | own(first_update_learning_rate_scale=0.1, alignment_epochs=100, alignment_learning_rate=0.1),
     "tuna": schedule(optimizer="sgd", learning_rate=3e-3, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),
     "ease": schedule(optimizer="sgd", learning_rate=0.1, schedule="cosine", weight_decay=5e-4)

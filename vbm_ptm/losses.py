@@ -6,6 +6,7 @@ Half types are computed in float32, float64 stays float64. Everything is written
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -79,6 +80,22 @@ def logit_normalized_cross_entropy(
         norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], dim=1)
     length = (norms + 1e-7).mean(dim=1, keepdim=True)
     return F.cross_entropy(logits / length / temperature, labels)
+
+
+def symmetric_cross_entropy_terms(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy and the reverse cross-entropy of every row, each (N,).
+
+    The reverse one takes the probabilities as the truth and the one-hot label, no less than 1e-4, as the prediction:
+    9.21 times the probability of all wrong columns, bounded for any logits (Wang et al., ICCV 2019).
+
+    Args:
+        logits: (N,K).
+        labels: (N,) columns.
+    """
+    logits = _at_least_float32(logits)
+    probabilities = logits.softmax(dim=1).clamp(1e-7, 1)
+    wrong = probabilities.sum(dim=1) - probabilities.gather(1, labels[:, None])[:, 0]
+    return F.cross_entropy(logits, labels, reduction="none"), -math.log(1e-4) * wrong
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

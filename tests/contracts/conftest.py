@@ -20,6 +20,7 @@ Build = Callable[..., Learner]
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 30},
     "ran_pac": {"projection_width": 100},
+    "slca_pp": {"cross_entropy_weight": 0.5},
     "tuna": {"alignment_epochs": 5, "orthogonality_weight": 0.1},
 }
 

@@ -150,3 +150,17 @@ def test_learning_rate__of_the_expandable_schedule() -> None:
     assert rates[10:110] == pytest.approx([0.1] * 100)
     assert rates[110:130] == pytest.approx([0.01] * 20)
     assert rates[130:] == pytest.approx([0.001] * 40)
+
+
+def test_set_learning_rate__ends_at_the_minimum_for_every_group() -> None:
+    config = OptimizationConfig(epochs=10, learning_rate=0.1, schedule="cosine", minimum_learning_rate=1e-3)
+    groups = [
+        ParameterGroup(name, [torch.nn.Parameter(torch.zeros(1))], scale)
+        for name, scale in (("a", 1.0), ("b", 0.1))
+    ]
+    optimizer = build_optimizer(config, groups)
+    for epoch in range(10):
+        set_learning_rate(optimizer, config, epoch)
+        for group, start in zip(optimizer.param_groups, (0.1, 0.01), strict=True):
+            expected = 1e-3 + (start - 1e-3) * (1 + math.cos(math.pi * epoch / 10)) / 2
+            assert group["lr"] == pytest.approx(expected, rel=1e-12)

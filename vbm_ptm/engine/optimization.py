@@ -26,6 +26,8 @@ class OptimizationConfig(Settings):
         optimizer: "sgd", "adam" or "adamw".
         learning_rate: Absolute rate; a learner's groups may scale it. Never rescaled by batch size, views or ranks.
         momentum: Momentum of SGD.
+        minimum_learning_rate: Absolute rate that every schedule ends at in place of 0, the same for all groups: a rate
+            is minimum + (its start - minimum) * factor.
         weight_decay: Weight decay, as the optimizer defines it.
         schedule: Factor on the rate by epoch: "constant"; "multistep" (times ``decay`` from each milestone on);
             "cosine" (half a period down towards 0); "quarter_cosine" (CODA-Prompt: a quarter period down to 0.0157).
@@ -43,6 +45,7 @@ class OptimizationConfig(Settings):
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(default=0.01, gt=0)
+    minimum_learning_rate: float = Field(default=0.0, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "multistep", "cosine", "quarter_cosine"] = "constant"
@@ -134,7 +137,8 @@ def set_learning_rate(
     """Set every group's rate for an epoch; arguments as of ``learning_rate_factor``."""
     factor = learning_rate_factor(config, epoch, cycle_length=cycle_length)
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * group["scale"] * factor
+        minimum, start = config.minimum_learning_rate, config.learning_rate * group["scale"]
+        group["lr"] = minimum + (start - minimum) * factor
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
