@@ -90,7 +90,7 @@ def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
 
     for what in ("forward", "end_task", "predict"):
         monkeypatch.setattr(learner, what, during(what, getattr(learner, what)))
-    learner.backbone.vit.blocks[0].attn.qkv.register_forward_hook(
+    learner.backbone.vit.blocks[0].attn.proj.register_forward_hook(
         lambda module, inputs, output: products.setdefault((moment, learner.task.index), set()).add(
             output.dtype
         )

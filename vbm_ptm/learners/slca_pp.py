@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -76,7 +77,8 @@ class SLCAPlusPlus(Learner):
         self.updates = LowRankUpdates(
             backbone, config.rank, sites=("qkv", "fc1", "fc2"), factor=config.update_factor
         )
-        for block, updates in zip(backbone.vit.blocks, self.updates.blocks, strict=True):
+        blocks: Any = backbone.vit.blocks
+        for block, updates in zip(blocks, self.updates.blocks, strict=True):
             weights = {"qkv": block.attn.qkv.weight, "fc1": block.mlp.fc1.weight, "fc2": block.mlp.fc2.weight}
             for site, weight in weights.items():
                 update = updates.get_submodule(site)
@@ -187,7 +189,8 @@ def leading_directions(weight: Tensor, rank: int) -> Tensor:
     else:
         left = torch.linalg.eigh(matrix @ matrix.T).eigenvectors[:, -rank:]
         directions = nn.functional.normalize(matrix.T @ left, dim=0)
-    return directions.flip(1).T.to(weight)
+    leading: Tensor = directions.flip(1).T.to(weight)
+    return leading
 
 
 def draw_factors(uniform: Tensor, ages: Tensor, *, scale: float) -> Tensor:
