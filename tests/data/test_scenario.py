@@ -350,3 +350,20 @@ def test_extend_scenario__puts_new_classes_after_known_ones() -> None:
     assert scenario.tasks == (*earlier, Task(2, (1, 3, 4), (3, 4), 5))
     assert scenario.class_index_of_label.tolist() == [3, 1, 4]
     assert scenario.rows_of(scenario.tasks[2], labels).tolist() == [0, 1, 2, 3]
+
+
+def test_names__are_compared_in_one_unicode_form() -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    labels = np.array([0, 1])
+    order = ScenarioConfig(class_order=(composed, "bar"), num_tasks=2)
+    scenario = build_scenario(order, class_names=("bar", decomposed), labels=labels)
+    assert scenario.class_names == (decomposed, "bar")
+    with pytest.raises(UsageError, match="learned before"):
+        extend_scenario(
+            ScenarioConfig(),
+            earlier=scenario.tasks,
+            known_names=scenario.class_names,
+            class_names=(composed, "new"),
+            labels=labels,
+            domain="",
+        )

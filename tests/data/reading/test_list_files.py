@@ -121,3 +121,9 @@ def test_write_split_file__makes_its_folder_unless_a_file_is_in_the_way(tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"file/deep/s\.csv lies below .*file, which is a file"):
         write_split_file(tmp_path / "file/deep/s.csv", rows)
+
+
+def test_read_lists__names_a_pointer_to_a_large_file(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(UsageError, match="git lfs pull"):
+        read_lists(tmp_path, split_file=None, train_list=["train.txt"], test_list=[])

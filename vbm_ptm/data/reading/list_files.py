@@ -24,6 +24,7 @@ from pydantic import AfterValidator, BeforeValidator
 from vbm_ptm.data.images import IMAGE_SUFFIXES
 from vbm_ptm.data.record import ListRecord
 from vbm_ptm.errors import UsageError, did_you_mean
+from vbm_ptm.stand_ins import describe_stand_in
 
 SplitName = Literal["train", "test"]
 
@@ -98,6 +99,9 @@ def read_lists(
     for file, split_of_file in wanted:
         try:
             content = file.read_bytes()
+            stand_in = describe_stand_in(content)
+            if stand_in:
+                raise UsageError(f"the list '{file}' is {stand_in}.")
             entries = _parse(content.decode("utf-8-sig"), file, split_of_file)
         except OSError as error:
             problems.append(f"cannot read the list '{file}': {error.strerror}.")
