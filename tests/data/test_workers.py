@@ -210,6 +210,21 @@ def test_image_loader__ends_where_a_worker_is_killed_from_outside() -> None:
         list(batches)
 
 
+def test_image_loader__ends_where_a_worker_has_died_since_the_last_pass() -> None:
+    def kill(worker: multiprocessing.process.BaseProcess) -> None:
+        worker.kill()
+        time.sleep(10)
+
+    before = set(multiprocessing.active_children())
+    loader = loader_of(Images(), is_persistent=True)
+    assert_brings_all(loader)
+    (one, _) = set(multiprocessing.active_children()) - before
+    with pytest.raises(RuntimeError, match="Killed"):  # torch reports it wherever the main thread is
+        kill(one)
+    with pytest.raises(WorkerError, match=r"exited unexpectedly|Killed"):
+        list(loader)
+
+
 def refuse() -> None:
     raise UsageError("image 'a/b.png' is broken", "image 'c.png' is broken")
 

@@ -37,6 +37,8 @@ _ADVICE = {
 # What the user can do about a computation that failed, by a part of torch's message.
 _SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch_size)."
 _FAILURES = {
+    # torch reports a worker that is killed wherever the main thread is.
+    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
     "out of memory": _SMALLER,
     "can't allocate memory": _SMALLER,
 }

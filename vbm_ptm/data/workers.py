@@ -124,6 +124,9 @@ class ImageLoader:
             _warn_once(f"no worker processes can be started ({error}): images are loaded in the main process")
             self._loader = self._new_loader(0)
             return iter(self._loader)
+        except RuntimeError as error:  # of a worker that has stayed since the last pass
+            self._end_workers()
+            raise _explained(error) from error
         started = [worker for worker in multiprocessing.active_children() if worker not in before]
         self._workers = started or self._workers  # those of the first pass may stay
         return batches
