@@ -76,7 +76,7 @@ class EASE(Learner):
         )
         shape = len(task.classes), len(self.tasks), backbone.width
         self.prototypes.append(
-            TaskStatistics({"of_classes": self.task_columns.new_zeros(shape, dtype=torch.float32)})
+            TaskStatistics({"of_classes": next(self.experts.parameters()).new_zeros(shape)})
         )
         self.head = CosineHead(backbone.width, len(task.classes))
 
