@@ -29,7 +29,7 @@ from vbm_ptm.errors import (
 )
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
-from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect
+from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect, measures_of
 from vbm_ptm.runs.directory import FREE_ON_RESUME, LISTS, PLACES, RunDirectory
 from vbm_ptm.runs.places import Places, moved_content
 from vbm_ptm.runs.resuming import is_damaged
@@ -457,8 +457,10 @@ def measured_run(planned: PlannedRun, result: RunResult) -> MeasuredRun:
         # With a single view the objective's settings have no effect.
         family=json.dumps(planned.config.model_dump(mode="json", exclude={"view_batch", "objective"})),
         num_views=planned.config.view_batch.num_views,
+        is_baseline=planned.config.view_batch.is_baseline,
         matrix=result.matrix,
         num_steps=result.num_steps,
         num_images=result.num_images,
         seconds=result.task_seconds,
+        measures=measures_of(result.task_records),
     )

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
-from vbm_ptm.report.collect import Effect, MeasuredRun, Missing, Spread, collect
+from vbm_ptm.report.collect import (
+    Effect,
+    MeasuredRun,
+    Missing,
+    Spread,
+    collect,
+    last_of_both,
+    measures_of,
+)
+from vbm_ptm.storage.task_record import TaskFacts
 
 
 def cell(percent: float) -> AccuracyCell:
@@ -31,6 +42,7 @@ def a_run(
         directory=f"out/{label}/{seed}",
         family=f"{family}{seed}",
         num_views=num_views,
+        is_baseline=num_views == 1,
         matrix=numbers,
         num_steps=num_steps,
         num_images=100,
@@ -126,3 +138,50 @@ def test_collected__becomes_json() -> None:
     assert stored["missing"] == [
         {"label": "views", "seeds": [2, 1993], "directory": "out/2", "problem": None}
     ]
+
+
+def test_last_of_both__is_the_mean_of_class_and_task_incremental_accuracy() -> None:
+    first, second = AccuracyCell(10, 4, 9, 8, 10), AccuracyCell(30, 6, 20, 30, 30)
+    assert last_of_both(AccuracyMatrix([[first], [first, second]])) == pytest.approx((25 + 95) / 2)
+    assert last_of_both(AccuracyMatrix([[AccuracyCell(10, 4, 9)]])) is None
+
+
+def test_collect__a_share_of_strong_images_is_compared_with_the_baseline_and_is_none() -> None:
+    plain = a_run("plain", 1, matrix(50, 40, 5), num_views=1)
+    control = replace(a_run("share", 1, matrix(46, 40, 5), num_views=1), is_baseline=False)
+    views = a_run("views", 1, matrix(52, 40, 5), num_views=4)
+    for runs in ([plain, control, views], [plain, views, control]):
+        effects = {
+            row.label: row.average_incremental_accuracy.mean for row in collect(runs).view_batch_effects
+        }
+        assert effects == {"share": pytest.approx(-4), "views": pytest.approx(2)}
+
+
+def test_measures_of__are_means_over_tasks() -> None:
+    def record(index: int, **measures: Any) -> TaskFacts:
+        return TaskFacts(
+            task_index=index, num_samples=10, num_views=4, num_steps=5, num_images=40, min_visits=1, max_visits=1,
+            learner_report={}, parameters={}, **measures,
+        )  # fmt: skip
+
+    tasks = [
+        record(0, recall_interval={"mean": 40.0, "std": 3.0}, summed_rate={"min": 1.0, "mean": 1.5, "max": 2.0},
+               degree_of_forgetting={"train": 4.0, "test": 1.0}, sample_forgetting=6.0, feature_drift=0.1),
+        record(1, recall_interval={"mean": 42.0, "std": 3.0}, summed_rate={"min": 1.0, "mean": 1.5, "max": 3.0},
+               degree_of_forgetting={"train": 2.0}, feature_drift=0.3),
+        record(2),
+    ]  # fmt: skip
+    assert measures_of(tasks) == {
+        "recall_interval": pytest.approx(4.1),
+        "summed_rate_spread": 3.0,
+        "degree_of_forgetting_train": 3.0,
+        "degree_of_forgetting_test": 1.0,
+        "sample_forgetting": 6.0,
+        "feature_drift": pytest.approx(0.2),
+    }
+    assert set(measures_of([record(0)]).values()) == {None}
+    runs = [
+        replace(a_run("a", seed, matrix(70, 60, 5), num_views=4), measures=measures_of(tasks))
+        for seed in (1, 2)
+    ]
+    assert collect(runs).rows[0].measures["sample_forgetting"] == Spread(6.0, 0.0)

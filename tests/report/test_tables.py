@@ -12,6 +12,7 @@ from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 from vbm_ptm.report.collect import Collected, Effect, EffectRow, Missing, Row, Spread
 from vbm_ptm.report.tables import (
     effect_lines,
+    measures_table,
     missing_lines,
     percent,
     plan_table,
@@ -72,16 +73,23 @@ def test_study_table__says_where_there_is_no_number() -> None:
         last_accuracy_task_mean=one(74.0),
         average_incremental_accuracy_top5=one(95.0),
         last_accuracy_top5=one(94.5),
+        task_incremental_last_accuracy=one(95.0, 0.5),
+        task_incremental_forgetting=one(2.25),
+        last_accuracy_of_both=one(85.0),
+        task_expert_last_accuracy=one(96.5),
         seconds=one(12.34),
         num_images=one(1000),
         seeds=(),
         directories=(),
+        measures={"recall_interval": one(4.0), "feature_drift": one(0.00123, 0.0001)},
     )
     assert shown(study_table(Collected((row,), ()))) == [
-        ["slca-v4", "81.25 ± 1.50", "75.00", "n/a", "12.3", "1000", "3"]
+        ["slca-v4", "81.25 ± 1.50", "75.00", "n/a", "95.00 ± 0.50", "2.25", "85.00", "12.3", "1000", "3"]
     ]
     (detailed,) = shown(study_table(Collected((row,), ()), details=True))
-    assert detailed[4:8] == ["80.25", "74.00", "95.00", "94.50"]
+    assert detailed == ["slca-v4", "96.50", "80.25", "74.00", "95.00", "94.50", "3"]
+    measures = shown(measures_table(Collected((row,), ())))
+    assert measures[-1] == ["slca-v4", "4.00", "n/a", "n/a", "n/a", "n/a", "0.00123 ± 0.00010"]
 
 
 def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() -> None:
@@ -95,21 +103,23 @@ def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() 
 
 
 def test_effect_lines__say_what_was_paired() -> None:
-    single = EffectRow("slca-v4", 1, an_effect(1.5), an_effect(-0.25), an_effect(None))
+    more = an_effect(0.75), an_effect(0.25)
+    single = EffectRow("slca-v4", 1, an_effect(1.5), an_effect(-0.25), an_effect(None), *more)
     several = EffectRow(
         "slca-v4",
         3,
         an_effect(1.5, 0.5, interval=(0.258, 2.742), p_value=0.0351),
         an_effect(1.5, 0.5, interval=(1.0, 2.0), p_value=1e-7),
         an_effect(0.0, 0.0, interval=(0.0, 0.0)),
+        *more,
     )
     singular, plural = effect_lines(Collected((), (single, several)))
     assert singular == (
         "view batch in 'slca-v4' against one view, 1 pair of equal seeds: average +1.50, last -0.25, "
-        "forgetting n/a points"
+        "task-incremental +0.75, forgetting n/a points"
     )
     assert "3 pairs of equal seeds: average +1.50 ± 0.50 (95 % interval +0.26 to +2.74, p = 0.035)," in plural
-    assert "p < 0.0001), forgetting +0.00 ± 0.00 points" in plural
+    assert "p < 0.0001), task-incremental +0.75, forgetting +0.00 ± 0.00 points" in plural
     assert effect_lines(Collected((), ())) == []
 
 
@@ -126,6 +136,13 @@ def test_task_table__shows_every_task_and_all_of_them() -> None:
         ["3: owl", "12", "50.00", "75.00", "100.00", "100.00"],
         ["all seen", "16", "50.00", "75.00", "93.75", "100.00"],
     ]
+
+
+def test_task_table__shows_the_task_s_own_expert_where_there_is_one() -> None:
+    matrix = AccuracyMatrix([[AccuracyCell(4, 2, 4, 3, 4, 4, 4)]])
+    task, total = shown(task_table(matrix, ["cat"], after=0))
+    assert task == ["1: cat", "4", "50.00", "100.00", "75.00", "100.00", "100.00", "100.00"]
+    assert total[1:] == task[1:]
 
 
 def test_task_table__has_no_task_incremental_accuracy_where_tasks_share_classes() -> None:

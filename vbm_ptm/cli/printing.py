@@ -91,10 +91,13 @@ def show_plan(
 def show_study(collected: Collected, *, details: bool = False) -> None:
     """Print the tables of a study; leave with exit code 1 if a run of it failed."""
     if is_main_process():
-        from vbm_ptm.report.tables import effect_lines, missing_lines, study_table
+        from vbm_ptm.report.tables import effect_lines, measures_table, missing_lines, study_table
 
         console = stdout()
-        console.print(study_table(collected, details=details))
+        console.print(study_table(collected))
+        if details:
+            console.print(study_table(collected, details=True))
+            console.print(measures_table(collected))
         for line in effect_lines(collected):
             console.print(line, soft_wrap=True)
         console.print("run directories:")

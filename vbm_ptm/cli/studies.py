@@ -67,7 +67,12 @@ def study(
         ),
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", metavar="", help="Show means over tasks and top-5 accuracy as well.")
+        bool,
+        typer.Option(
+            "--details",
+            metavar="",
+            help="Show means over tasks, top-5 accuracy and what was measured in training.",
+        ),
     ] = False,
     device: DeviceName = None,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,18 @@ import numpy as np
 import scipy.stats
 
 from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.storage.task_record import TaskFacts
 
 CONFIDENCE = 0.95
 
 Number = Callable[[AccuracyMatrix], float | None]
+
+
+def last_of_both(matrix: AccuracyMatrix) -> float | None:
+    """Return the paper's Avg*: the mean of class- and task-incremental accuracy after the last task."""
+    both = matrix.last(), matrix.last(scope="task_incremental")
+    return None if None in both else statistics.fmean(value for value in both if value is not None)
+
 
 # The numbers of a run over all seen classes, by the name that they have in files.
 NUMBERS: dict[str, Number] = {
@@ -29,7 +37,35 @@ NUMBERS: dict[str, Number] = {
     "last_accuracy_task_mean": partial(AccuracyMatrix.last, weighting="task_mean"),
     "average_incremental_accuracy_top5": partial(AccuracyMatrix.average_incremental, top=5),
     "last_accuracy_top5": partial(AccuracyMatrix.last, top=5),
+    "task_incremental_last_accuracy": partial(AccuracyMatrix.last, scope="task_incremental"),
+    "task_incremental_forgetting": partial(AccuracyMatrix.forgetting, scope="task_incremental"),
+    "last_accuracy_of_both": last_of_both,
+    "task_expert_last_accuracy": partial(AccuracyMatrix.last, scope="task_expert"),
 }
+
+
+def measures_of(records: Iterable[TaskFacts]) -> dict[str, float | None]:
+    """Return what was measured while the tasks of a run were trained, on average over them; None without it.
+
+    ``recall_interval`` is told in passes over the samples of a task (V with V views), ``summed_rate_spread`` is the
+    largest sum of learning rates of a sample over the smallest, at worst over the tasks.
+    """
+    tasks = list(records)
+    spreads = [
+        task.summed_rate["max"] / task.summed_rate["min"] for task in tasks if task.summed_rate.get("min")
+    ]
+    return {
+        "recall_interval": Spread.of(
+            task.recall_interval["mean"] / task.num_samples for task in tasks if task.recall_interval
+        ).mean,
+        "summed_rate_spread": max(spreads, default=None),
+        "degree_of_forgetting_train": Spread.of(
+            task.degree_of_forgetting.get("train") for task in tasks
+        ).mean,
+        "degree_of_forgetting_test": Spread.of(task.degree_of_forgetting.get("test") for task in tasks).mean,
+        "sample_forgetting": Spread.of(task.sample_forgetting for task in tasks).mean,
+        "feature_drift": Spread.of(task.feature_drift for task in tasks).mean,
+    }
 
 
 @dataclass(frozen=True)
@@ -94,10 +130,12 @@ class MeasuredRun:
         directory: Where the run lies.
         family: The same for all runs that differ at most in the view batch.
         num_views: V.
+        is_baseline: Whether its samples are shown once an epoch, in their weak view.
         matrix: All accuracies.
         num_steps: Optimizer steps.
         num_images: Views in training.
         seconds: What its tasks took.
+        measures: What ``measures_of`` its tasks returned.
     """
 
     label: str
@@ -105,10 +143,12 @@ class MeasuredRun:
     directory: str
     family: str
     num_views: int
+    is_baseline: bool
     matrix: AccuracyMatrix
     num_steps: int
     num_images: int
     seconds: float
+    measures: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,10 +164,15 @@ class Row:
     last_accuracy_task_mean: Spread
     average_incremental_accuracy_top5: Spread
     last_accuracy_top5: Spread
+    task_incremental_last_accuracy: Spread
+    task_incremental_forgetting: Spread
+    last_accuracy_of_both: Spread
+    task_expert_last_accuracy: Spread
     seconds: Spread
     num_images: Spread
     seeds: tuple[tuple[int, int], ...]
     directories: tuple[str, ...]
+    measures: dict[str, Spread]
 
 
 @dataclass(frozen=True)
@@ -139,9 +184,11 @@ class EffectRow:
     average_incremental_accuracy: Effect
     last_accuracy: Effect
     forgetting: Effect
+    task_incremental_last_accuracy: Effect
+    last_accuracy_of_both: Effect
 
 
-EFFECTS = tuple(field.name for field in fields(EffectRow) if field.name in NUMBERS)
+EFFECTS = tuple(each.name for each in fields(EffectRow) if each.name in NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -199,18 +246,22 @@ def _row(label: str, runs: Sequence[MeasuredRun]) -> Row:
         num_images=Spread.of(run.num_images for run in runs),
         seeds=tuple(run.seeds for run in runs),
         directories=tuple(run.directory for run in runs),
+        measures={
+            name: Spread.of(run.measures[name] for run in runs if name in run.measures)
+            for name in dict.fromkeys(name for run in runs for name in run.measures)
+        },
     )
 
 
 def view_batch_effects(runs: Sequence[MeasuredRun]) -> tuple[EffectRow, ...]:
     """Return what the view batch does in each line that has one.
 
-    A pair is a run with several views and the one of its family with a single view. Runs without a step have no views.
+    A pair is a run and the baseline of its family. Runs without a step have no views.
     """
-    baselines = {run.family: run for run in runs if run.num_views == 1}
+    baselines = {run.family: run for run in runs if run.is_baseline}
     pairs: dict[str, list[tuple[MeasuredRun, MeasuredRun]]] = defaultdict(list)
     for run in runs:
-        if run.num_views > 1 and run.num_steps and run.family in baselines:
+        if not run.is_baseline and run.num_steps and run.family in baselines:
             pairs[run.label].append((run, baselines[run.family]))
     return tuple(
         EffectRow(

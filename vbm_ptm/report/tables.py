@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rich.table import Table
 
-from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope, TopK
 from vbm_ptm.report.collect import Collected, Effect, Missing, Spread
 
 NOT_AVAILABLE = "n/a"
+TOPS: tuple[TopK, ...] = (1, 5)
 
 
 # Columns of a study: heading -> key of a row, and its digits.
@@ -18,6 +19,10 @@ _STUDY_COLUMNS = {
     "average": ("average_incremental_accuracy", 2),
     "last": ("last_accuracy", 2),
     "forgetting": ("forgetting", 2),
+    "TIL last": ("task_incremental_last_accuracy", 2),
+    "TIL forgetting": ("task_incremental_forgetting", 2),
+    "Avg*": ("last_accuracy_of_both", 2),
+    "last, own expert": ("task_expert_last_accuracy", 2),
     "average, task mean": ("average_incremental_accuracy_task_mean", 2),
     "last, task mean": ("last_accuracy_task_mean", 2),
     "top-5 average": ("average_incremental_accuracy_top5", 2),
@@ -25,7 +30,7 @@ _STUDY_COLUMNS = {
     "seconds": ("seconds", 1),
     "images seen": ("num_images", 0),
 }
-_DETAILS = ("average, task mean", "last, task mean", "top-5 average", "top-5 last")
+_DETAILS = ("last, own expert", "average, task mean", "last, task mean", "top-5 average", "top-5 last")
 
 
 def study_table(collected: Collected, *, details: bool = False) -> Table:
@@ -33,18 +38,52 @@ def study_table(collected: Collected, *, details: bool = False) -> Table:
 
     Args:
         collected: What a study collected.
-        details: Show the means over tasks and top-5 as well.
+        details: Show the other numbers: of the task's own expert, means over tasks, and top-5.
     """
-    table = Table(title="Accuracy over all seen classes, top-1, in percent (pooled over test images)")
+    table = Table(
+        title="Accuracy over all seen classes, top-1, in percent (pooled over test images); TIL: among the classes of "
+        "the task; Avg*: mean of last and TIL last"
+    )
     table.add_column("run", no_wrap=True)
     columns = {
-        heading: column for heading, column in _STUDY_COLUMNS.items() if details or heading not in _DETAILS
+        heading: column for heading, column in _STUDY_COLUMNS.items() if (heading in _DETAILS) == details
     }
     for heading in (*columns, "runs"):
-        table.add_column(heading, justify="right", no_wrap=not details)
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in collected.rows:
         cells = [spread(getattr(row, name), digits=digits) for name, digits in columns.values()]
         table.add_row(row.label, *cells, str(row.num_runs))
+    return table
+
+
+# Columns of the measures of a study: heading -> name, and its digits.
+_MEASURE_COLUMNS = {
+    "recall interval / N": ("recall_interval", 2),
+    "summed rate, max / min": ("summed_rate_spread", 2),
+    "degree of forgetting, training": ("degree_of_forgetting_train", 2),
+    "degree of forgetting, test": ("degree_of_forgetting_test", 2),
+    "lost between visits": ("sample_forgetting", 2),
+    "feature drift": ("feature_drift", 5),
+}
+
+
+def measures_table(collected: Collected) -> Table:
+    """Return a line per label of a study: what was measured while its tasks were trained."""
+    table = Table(
+        title="While tasks were trained: images between two visits of a sample in passes over the task, learning rate "
+        "summed over its visits, variance of accuracy over the second half of the epochs, points that a sample loses "
+        "until it comes back, relative change of features"
+    )
+    table.add_column("run", no_wrap=True)
+    for heading in _MEASURE_COLUMNS:
+        table.add_column(heading, justify="right")
+    nothing = Spread(None, None)
+    for row in collected.rows:
+        cells = [
+            spread(row.measures.get(name, nothing), digits=digits)
+            for name, digits in _MEASURE_COLUMNS.values()
+        ]
+        table.add_row(row.label, *cells)
     return table
 
 
@@ -88,6 +127,7 @@ def effect_lines(collected: Collected) -> list[str]:
         f"view batch in '{row.label}' against one view, {row.num_pairs} "
         f"pair{'s' if row.num_pairs > 1 else ''} of equal seeds: average "
         f"{effect(row.average_incremental_accuracy)}, last {effect(row.last_accuracy)}, "
+        f"task-incremental {effect(row.task_incremental_last_accuracy)}, "
         f"forgetting {effect(row.forgetting)} points"
         for row in collected.view_batch_effects
     ]
@@ -97,27 +137,28 @@ def task_table(matrix: AccuracyMatrix, task_names: Sequence[str], *, after: int)
     """Return a line per evaluated task of one row of the matrix, and one over all of them."""
     table = Table(title="Accuracy in percent")
     table.add_column("task", no_wrap=False)
-    for heading in ("test images", "top-1", "top-5", "top-1 in the task", "top-5 in the task"):
+    headings = {
+        "class_incremental": "",
+        "task_incremental": " in the task",
+        "task_expert": " of its own expert",
+    }
+    cells = [cell for cell in matrix.rows[after] if cell]
+    scopes = [scope for scope in get_args(Scope) if scope != "task_expert" or _has(cells, scope)]
+    for heading in ("test images", *(f"top-{top}{headings[scope]}" for scope in scopes for top in TOPS)):
         table.add_column(heading, justify="right")
     for task, (name, cell) in enumerate(zip(task_names, matrix.rows[after], strict=True)):
-        numbers = [
-            matrix.accuracy(after, task, top=top, scope=scope)
-            for scope in ("class_incremental", "task_incremental")
-            for top in (1, 5)
-        ]
+        numbers = [matrix.accuracy(after, task, top=top, scope=scope) for scope in scopes for top in TOPS]
         table.add_row(
             f"{task + 1}: {name}", str(cell.total) if cell else NOT_AVAILABLE, *map(percent, numbers)
         )
-    pooled = [
-        matrix.curve(top=top, scope=scope)[after]
-        for scope in ("class_incremental", "task_incremental")
-        for top in (1, 5)
-    ]
+    pooled = [matrix.curve(top=top, scope=scope)[after] for scope in scopes for top in TOPS]
     table.add_section()
-    table.add_row(
-        "all seen", str(sum(cell.total for cell in matrix.rows[after] if cell)), *map(percent, pooled)
-    )
+    table.add_row("all seen", str(sum(cell.total for cell in cells)), *map(percent, pooled))
     return table
+
+
+def _has(cells: Sequence[AccuracyCell], scope: Scope) -> bool:
+    return any(cell.correct(scope=scope) is not None for cell in cells)
 
 
 def percent(value: float | None) -> str:
