@@ -108,6 +108,7 @@ class KeptRun:
             directory="",
             family=f"{line} {self.seed} {self.class_order_seed}",
             num_views=self.num_views,
+            is_baseline=self.num_views == 1,
             matrix=self.matrix,
             num_steps=self.num_steps,
             num_images=self.num_images,
