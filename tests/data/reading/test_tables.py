@@ -265,7 +265,7 @@ def encoded(number: int) -> bytes:
             lambda content: {"bytes": content},
         ),
     ],
-    ids=str,
+    ids=lambda value: "convert" if callable(value) else str(value),
 )
 def test_images__encoded_in_any_usual_form_are_decoded(
     kind: pa.DataType, convert: Any, tmp_path: Path
