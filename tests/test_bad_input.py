@@ -282,7 +282,7 @@ def test_train__refuses_an_output_that_is_in_use(
     assert "File name too long" in refused(*command, str(tmp_path / ("x" * 300)))
     assert "exists already" in refused(*command, str(tmp_path / "mine"), "--seeds", "1,2")
     said = refused(*command, str(finished), "--resume", "--seeds", "1,2")
-    assert f"{finished} is the directory of a single run; give another folder." in said
+    assert f"{finished} is the directory of a single run; a study needs a folder of its own." in said
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
 
 

@@ -26,7 +26,7 @@ def absolute(path: Path | str) -> Path:
 
 
 def _absolute_text(value: Any) -> Any:
-    return absolute(value) if isinstance(value, str | Path) else value
+    return str(absolute(value)) if isinstance(value, str | Path) else value  # text: JSON knows no other
 
 
 # A stored configuration can be run again from anywhere. Read as text: a Path has lost the "./" of "./~x".

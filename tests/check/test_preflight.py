@@ -229,7 +229,8 @@ def test_survey__knows_domainnet_and_which_domains_are_there(
         )
     )
     assert chosen.faults == []
-    assert [warning for warning in chosen.warnings if "comes back" not in warning] == []
+    expected = ("comes back", "has one class", "samples: ")  # of so few images
+    assert [warning for warning in chosen.warnings if not any(part in warning for part in expected)] == []
     assert chosen.facts["training images per domain"] == "real 7"
 
 

@@ -76,10 +76,14 @@ def test_configs__all_files_are_of_a_known_kind_and_valid() -> None:
     assert files
     learners = {file.stem for file in files if file.parent.name == "learners"}
     assert learners == set(list_learners())
-    studies = [file for file in files if file.parent.name not in ("datasets", "learners", "published")]
+    parts = ("datasets", "learners", "published", "transforms")
+    studies = [file for file in files if file.parent.name not in parts]
     assert CONFIGS / "quickstart.yaml" in studies
     for file in studies:
         assert plan_study(read_study(file), output=Path("out"))
+    for file in (file for file in files if file.parent.name == "transforms"):
+        chosen = compose(dataset="digits", learner="slca", config_file=file).validate().dataset.transforms
+        assert {key: getattr(chosen, key) for key in read_yaml(file)["dataset"]["transforms"]}
 
 
 def test_configs__presets_name_data_sets_and_weights_that_exist() -> None:
@@ -139,6 +143,8 @@ def test_compose__later_sources_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "schedule_unit": None,
         "decay": f"{learner_file}, preset mine",
         "clip_gradient_norm": None,
+        "minimum_learning_rate": None,
+        "warmup_epochs": None,
     }
 
 

@@ -61,9 +61,7 @@ def test_build_accelerator__forgets_the_run_before(
             in_training = {dtype for index, grad, dtype in seen if index == task and grad}
             afterwards = [dtype for index, grad, dtype in seen if index == task and not grad]
             assert in_training == {expected}
-            num_feature_batches = 2  # ten images, five in a batch
-            assert set(afterwards[:num_feature_batches]) == {torch.float32}
-            assert set(afterwards[num_feature_batches:]) == {expected}
+            assert set(afterwards) == {expected}  # features and evaluation
         assert all(tensor.dtype == torch.float32 for tensor in learner.state_dict().values())
         assert all(event["loss"] > 0 for event in run.events("step"))
 
@@ -118,13 +116,16 @@ def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
     run.trainer.fit()
     for task in (0, 1):
         assert products.get(("forward", task), {torch.bfloat16}) == {torch.bfloat16}
-        assert products.get(("end_task", task), {torch.float32}) == {torch.float32}
-        assert products["predict", task] == {torch.bfloat16}
+        assert products.get(("end_task", task), {torch.bfloat16}) == {torch.bfloat16}
+        assert products.get(("predict", task), {torch.bfloat16}) == {
+            torch.bfloat16
+        }  # none where queries suffice
     assert {dtype for step in losses for dtype in step} <= {torch.float32}
     assert bool(losses) == learner.config.trains(0)
     assert set(points) <= {torch.float32}
     assert bool(points) == (name == "s_iprompt")
-    assert {tensor.dtype for tensor in learner.state_dict().values()} == {torch.float32}
+    kept = [tensor.dtype for tensor in learner.state_dict().values() if tensor.is_floating_point()]
+    assert set(kept) == {torch.float32}
 
 
 def test_build_accelerator__refuses_fp16_on_a_cpu() -> None:

@@ -36,7 +36,7 @@ def test_run__whose_rows_were_known_by_number_goes_on_and_is_measured(
             stop_after_task=1,
         )
     stored = yaml.safe_load((output / "config.yaml").read_text())
-    before = RunDirectory(output).checkpoint().state["config"]
+    before = RunDirectory(output).checkpoint().state.config
     for config in (stored, before):
         del config["dataset"]["row_names"]
     (output / "config.yaml").write_text(yaml.safe_dump(stored))
