@@ -63,8 +63,7 @@ class FirstSession(nn.Module):
     def begin(self, task: Task) -> None:
         """Make everything trainable for the first task, and nothing for others."""
         is_first = task.index == 0 and self._kind != "none"
-        if is_first:
-            self.head = CosineHead(self._width, len(task.classes))
+        self.head = CosineHead(self._width, len(task.classes)) if is_first else None
         self.requires_grad_(is_first)
 
     def finish(self) -> None:
