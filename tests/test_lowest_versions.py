@@ -35,7 +35,7 @@ def test_lowest_versions__train_every_learner(tmp_path: Path) -> None:
     assert all(
         line.startswith(asked) for line, asked in zip(shown.stdout.split(), lowest_versions(), strict=True)
     )
-    areas = ["tests/backbones", "tests/contracts", "tests/engine", "tests/data/test_datasets.py"]
+    areas = ["tests/backbones", "tests/contracts", "tests/engine", "tests/data/reading/test_datasets.py"]
     tests = [
         sys.executable,
         "-m",
