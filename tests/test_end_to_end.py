@@ -21,10 +21,8 @@ SMALL = {
     "slca": ["learner.alignment_epochs=1", "learner.alignment_samples_per_class=4"],
     "coda_prompt": ["learner.pool_size=20"],
     "ran_pac": ["learner.projection_width=30"],
-    "expandable": [
-        "backbone.initialization=torch",
-        "learner.balanced_epochs=1",
-    ],  # the preset's start is one of ResNet-18's
+    # The preset's initialization is one of ResNet-18's.
+    "expandable": ["backbone.initialization=torch", "learner.balanced_epochs=1"],
 }
 
 
