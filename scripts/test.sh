@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash scripts/test.sh                          the quick tests: one process each, about a minute and a half
+# bash scripts/test.sh                          the quick tests: one process each, about four minutes
 # bash scripts/test.sh --full                   all tests but those for a GPU, with the coverage floor
 # bash scripts/test.sh tests/data -k sampler    what pytest's own arguments select, slow tests included
 set -euo pipefail
