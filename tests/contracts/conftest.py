@@ -10,7 +10,7 @@ import pytest
 from timm.models.vision_transformer import VisionTransformer
 
 from vbm_ptm.backbones import PromptableViT
-from vbm_ptm.learners import create_learner, list_learners
+from vbm_ptm.learners import create_learner, learner_class, list_learners
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 
@@ -23,6 +23,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "slca_pp": {"cross_entropy_weight": 0.5},
     "tuna": {"alignment_epochs": 5, "orthogonality_weight": 0.1},
 }
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out domains of learners that refuse them, which a test of its own holds."""
+
+    def is_refused(item: pytest.Item) -> bool:
+        chosen = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        name = chosen.get("learner_name")
+        return chosen.get("scenario") == "domains" and bool(name) and not learner_class(name).takes_domains
+
+    refused = [item for item in items if is_refused(item)]
+    if refused:
+        config.hook.pytest_deselected(items=refused)
+        items[:] = [item for item in items if item not in refused]
 
 
 @pytest.fixture(scope="session")

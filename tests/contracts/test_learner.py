@@ -90,18 +90,6 @@ SGD = OptimizationConfig(optimizer="sgd", learning_rate=0.01, momentum=0.9, weig
 ADAM = OptimizationConfig(optimizer="adam", learning_rate=0.01, weight_decay=0.1)
 
 
-def toy_for(build: Build, scenario: str) -> Toy:
-    """Return the tasks of a scenario; learners that are not defined for domains refuse theirs."""
-    toy = SCENARIOS[scenario]
-    learner = build()
-    if scenario == "domains" and not learner.takes_domains:
-        with pytest.raises(UsageError, match=f"'{learner.config.name}' is not defined for domains"):
-            learner.begin_task(toy.tasks[0])
-        assert learner.tasks == []
-        pytest.skip("refused, as it should be")
-    return toy
-
-
 def features_of(learner: Learner, toy: Toy, task: Task) -> Any:
     """Return what the trainer hands to ``end_task``."""
 
@@ -187,7 +175,7 @@ def learner_after_three_tasks(build: Build) -> Learner:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_learner__keeps_its_shapes_in_every_scenario(build: Build, scenario: str) -> None:
-    toy = toy_for(build, scenario)
+    toy = SCENARIOS[scenario]
     learner = build(num_tasks=len(toy.tasks))
     for task in toy.tasks:
         begin(learner, task)
@@ -212,9 +200,20 @@ def test_learner__keeps_its_shapes_in_every_scenario(build: Build, scenario: str
         assert predict(learner, TEST_IMAGES[:0]).shape == (0, task.num_seen_classes)
 
 
+def test_learner__takes_domains_or_refuses_them_by_name(build: Build) -> None:
+    learner, first = build(), SCENARIOS["domains"].tasks[0]
+    if learner.takes_domains:
+        learner.begin_task(first)
+        assert learner.tasks == [first]
+        return
+    with pytest.raises(UsageError, match=f"'{learner.config.name}' is not defined for domains"):
+        learner.begin_task(first)
+    assert learner.tasks == []
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_learner__groups_hold_each_trainable_parameter_once(build: Build, scenario: str) -> None:
-    toy = toy_for(build, scenario)
+    toy = SCENARIOS[scenario]
     learner = build(num_tasks=len(toy.tasks))
     for task in toy.tasks:
         begin(learner, task)
@@ -261,7 +260,7 @@ def test_learner__training_leaves_the_heads_of_old_tasks_alone(build: Build) -> 
 @pytest.mark.parametrize("num_finished", [1, 3])
 @pytest.mark.parametrize("scenario", ["equal", "unequal", "domains"])
 def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: str, num_finished: int) -> None:
-    toy = toy_for(build, scenario)
+    toy = SCENARIOS[scenario]
     state = RunState(
         class_names=(),
         split_sha256="",
@@ -468,7 +467,7 @@ def test_learner__refuses_tasks_out_of_order(trained: Learner) -> None:
 
 @pytest.mark.parametrize("scenario", ["unequal", "domains"])
 def test_learner__says_beforehand_what_it_will_keep(build: Build, scenario: str) -> None:
-    toy = toy_for(build, scenario)
+    toy = SCENARIOS[scenario]
     learner = fit(build(), toy)
     for task in toy.tasks:
         sizes = [int((toy.labels[task.index] == class_index).sum()) for class_index in task.classes]
