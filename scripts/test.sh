@@ -1,23 +1,30 @@
 #!/usr/bin/env bash
 # bash scripts/test.sh                          the quick tests: one process each, about four minutes
-# bash scripts/test.sh --full                   all tests but those for a GPU, with the coverage floor
+# bash scripts/test.sh --full                   these with the coverage floor, then whole runs, several processes, a wheel
 # bash scripts/test.sh tests/data -k sampler    what pytest's own arguments select, slow tests included
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment test
 
-# Two tests at a time, one thread each: more threads than cores make everything slower.
-parallel=(--numprocesses 2 --dist worksteal)
-case "${1-}" in
-"") set -- -m "not slow and not distributed and not gpu" "${parallel[@]}" ;;
---full)
-    shift
-    set -- -m "not gpu" "${parallel[@]}" --cov --cov-report=term --durations=25 "$@"
-    ;;
-*) set -- -m "not gpu" "$@" ;;
-esac
 cd -- "$repository"
 export HF_HUB_OFFLINE=1 # no test may reach for the network
 export OMP_NUM_THREADS=1
-exec "$python" -m pytest "$@"
+
+# Two tests at a time, one thread each: more threads than cores make everything slower.
+two_at_a_time() {
+    "$python" -m pytest --numprocesses 2 --dist worksteal "$@"
+}
+
+quick="not slow and not distributed and not gpu"
+case "${1-}" in
+"") two_at_a_time -m "$quick" ;;
+--full)
+    # Coverage doubles the time of what it watches, and the slow tests add little to it.
+    status=0
+    two_at_a_time -m "$quick" --cov --cov-report=term || status=$?
+    two_at_a_time -m "(slow or distributed) and not gpu" --durations=25 || status=$?
+    exit "$status"
+    ;;
+*) "$python" -m pytest -m "not gpu" "$@" ;;
+esac

@@ -108,7 +108,12 @@ def test_train__goes_on_without_its_terminal(command: list[str], tmp_path: Path)
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGTERM"])
 def test_train__saves_itself_and_leaves_at_a_warning(name: str, command: list[str], tmp_path: Path) -> None:
     number = signal.Signals[name]
-    with start([*command, "--set", "optimization.epochs=400"], stderr=subprocess.PIPE) as process:
+    inherited = signal.signal(number, signal.SIG_DFL)  # what the tests were started with, nohup perhaps
+    try:
+        process = start([*command, "--set", "optimization.epochs=400"], stderr=subprocess.PIPE)
+    finally:
+        signal.signal(number, inherited)
+    with process:
         wait_for(tmp_path / "run" / "checkpoints" / "last_000003")
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
