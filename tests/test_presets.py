@@ -121,18 +121,20 @@ S_CIFAR10 = MAMMOTH | schedule(epochs=50) | inputs(normalization="cifar10")
 S_TINY = MAMMOTH | schedule(epochs=100) | inputs(normalization="tiny_imagenet") | {"backbone.image_size": 64}
 ONE_VIEW, FOUR_VIEWS = {"view_batch.num_views": 1}, {"view_batch.num_views": 4}
 
-EXPANDABLE = (
+S_CIFAR100 = (  # Yan et al. (2021), repository DER-ClassIL.pytorch
     {"backbone.name": "resnet18_cifar", "backbone.initialization": "zero_residual"}
     | {"scenario.class_order_seed": 1993}
-    | own(
-        capacity=2000, reset_epoch=10, balanced_epochs=30, balanced_learning_rate=0.1, balanced_batch_size=128
-    )
-    | own(balanced_weight_decay=5e-4, balanced_temperature=5.0)
+    | own(capacity=2000)
     | schedule(
         optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4, epochs=170, batch_size=128
     )
     | schedule(schedule="multistep", milestones=(110, 130), decay=0.1, warmup_epochs=10)
     | inputs(crop="padded", normalization="cifar100", brightness=JITTER, horizontal_flip=0.5)
+)
+EXPANDABLE = (
+    S_CIFAR100
+    | own(reset_epoch=10, balanced_epochs=30, balanced_learning_rate=0.1, balanced_batch_size=128)
+    | own(balanced_weight_decay=5e-4, balanced_temperature=5.0)
 )
 
 # (learner, data set) -> source, what "official" has to be, and what is different in "paper".
@@ -281,6 +283,7 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ),
     **{key: (source, numbers) for key, (source, numbers, _) in REHEARSAL.items()},
     ("expandable", "cifar100"): ("DER-ClassIL.pytorch: exps/der_womask_10steps.yaml", ONE_VIEW | EXPANDABLE),
+    ("wa", "cifar100"): ("DER-ClassIL.pytorch: align.py", ONE_VIEW | S_CIFAR100 | own(temperature=2.0)),
 }  # fmt: skip
 
 # The appendix of the paper ("Hyper-parameters for ViT-B/16 backbone") and one AutoAugment policy for all data sets;
@@ -305,6 +308,7 @@ PAPER: dict[tuple[str, str], tuple[str, Numbers]] = {
     },
     **{key: (source, numbers | paper) for key, (source, numbers, paper) in REHEARSAL.items()},
     ("expandable", "cifar100"): ("views are not stated", EXPANDABLE | FOUR_VIEWS),
+    ("wa", "cifar100"): ("cited as a baseline", S_CIFAR100 | ONE_VIEW),
 }
 
 # Found on held-out training digits with one view: configs/studies/embedded_rates.yaml and slca_embedded.yaml. No preset
@@ -329,6 +333,7 @@ EMBEDDED: dict[str, Numbers] = {
     "der_pp": NARROW | schedule(learning_rate=0.03),
     "lwf": NARROW | schedule(learning_rate=0.01),
     "expandable": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
+    "wa": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
     "nearest_mean": {},
     "ran_pac": {},
     "slca_pp": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)

@@ -118,6 +118,7 @@ def step(learner: Learner, optimizer: torch.optim.Optimizer, images: Tensor, lab
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    learner.after_step()
 
 
 def train_task(

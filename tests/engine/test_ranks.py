@@ -44,6 +44,7 @@ ON_RESNET = ("finetune", "er", "icarl", "der_pp", "lwf", "expandable")  # with b
 QUICK: dict[str, dict[str, Any]] = {
     **{name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")},
     "icarl": {"capacity": 9},
+    "wa": {"capacity": 9},
     "expandable": {"capacity": 9, "reset_epoch": 1, "balanced_epochs": 2},
     "slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8},
 }

@@ -226,6 +226,7 @@ class TaskTraining:
         parts = self._accumulate_gradients(model, batch)
         parts["gradient_norm"] = self._gradient_norm()
         optimizer.step()
+        self.learner.after_step()
         optimizer.zero_grad()
         self.readings.add(
             parts,

@@ -220,6 +220,11 @@ class Learner(nn.Module):
         return self.tasks[-1].num_seen_classes if self.tasks else 0
 
     @property
+    def num_known_classes(self) -> int:
+        """Classes that were seen before the current task."""
+        return self.num_seen_classes - len(self.task.new_classes)
+
+    @property
     def backbone_is_frozen(self) -> bool:
         """Whether no parameter of the backbone is trained; its weights are then not stored."""
         return not any(parameter.requires_grad for parameter in self.backbone.parameters())
@@ -260,6 +265,9 @@ class Learner(nn.Module):
 
     def begin_epoch(self, epoch: int) -> None:
         """Do what the method does at the beginning of an epoch of the task, counted from 0, before its first step."""
+
+    def after_step(self) -> None:
+        """Do what the method does to its parameters after every step of the optimizer, e.g. keep them in bounds."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return all trainable parameters, each in exactly one group; empty for a learner without any."""

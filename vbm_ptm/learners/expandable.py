@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import PlainHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
 from vbm_ptm.learners.teacher import Teacher
 from vbm_ptm.replay import ExemplarSet, Rehearsal
@@ -58,19 +59,6 @@ class ExpandableConfig(LearnerConfig):
         return Rehearsal("merged", self.capacity)
 
 
-class PlainHead(nn.Linear):
-    """A linear layer without bias that autocast leaves alone, drawn by Kaiming's normal law for linear outputs."""
-
-    def __init__(self, width: int, num_columns: int) -> None:
-        super().__init__(width, num_columns, bias=False)
-        nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return logits (N, K) of features (N, D)."""
-        with torch.autocast(input.device.type, enabled=False):
-            return super().forward(input.to(self.weight.dtype))
-
-
 class Expandable(Learner):
     """The newest backbone, frozen earlier ones, a classifier over all of them and an auxiliary one."""
 
@@ -84,11 +72,6 @@ class Expandable(Learner):
         self.earlier = nn.ModuleList()
         self.auxiliary_head: PlainHead | None = None
         self.exemplars = ExemplarSet(config.capacity)
-
-    @property
-    def num_known_classes(self) -> int:
-        """Classes that were seen before the task."""
-        return self.num_seen_classes - len(self.task.new_classes)
 
     def begin_task(self, task: Task) -> None:
         """Freeze a copy of the newest backbone, go on with it, and make the classifiers anew."""
