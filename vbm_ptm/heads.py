@@ -96,8 +96,9 @@ def length_ratio(weight: Tensor, num_known: int) -> Tensor:
     """Return the mean length () of the first rows of a weight (K, D) over that of the others; 1 without either."""
     lengths = torch.linalg.vector_norm(weight, dim=1)
     if not 0 < num_known < len(weight):
-        return torch.ones_like(weight[:1, 0].sum())
-    return lengths[:num_known].mean() / lengths[num_known:].mean().clamp(min=1e-12)
+        return torch.ones((), device=weight.device, dtype=weight.dtype)
+    ratio: Tensor = lengths[:num_known].mean() / lengths[num_known:].mean().clamp(min=1e-12)
+    return ratio
 
 
 class CosineTaskHead(TaskHead):
