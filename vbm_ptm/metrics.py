@@ -5,7 +5,7 @@ rows, a[j][t] the accuracy in percent on task t after task j. Fractions appear o
 that nothing is rounded on the way. Tasks without test images have no accuracy and are left out of every mean.
 A cell that was not measured is None outside and NaN in every formula, so that no sum, mean or maximum hides it: each
 number that needs the cell is None.
-Shapes: N images, K seen classes.
+Shapes: N images, K seen classes, T tasks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Scope = Literal["class_incremental", "task_incremental", "task_expert"]
@@ -123,6 +124,40 @@ def count_correct(
         task_expert_top1=_num_below(1, expert),
         task_expert_top5=_num_below(5, expert),
     )
+
+
+def task_confusion(
+    predictions: NDArray[np.int64],
+    *,
+    tasks: NDArray[np.int64],
+    num_tasks: int,
+    task_of_class: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return (T,T) how many test images of a task (row) were given a class of each task (column).
+
+    Args:
+        predictions: (N,) class indices.
+        tasks: (N,) task of each image.
+        num_tasks: T.
+        task_of_class: (K,) the task in which each class was new.
+    """
+    counts = np.zeros((num_tasks, num_tasks), dtype=np.int64)
+    np.add.at(counts, (tasks, task_of_class[predictions]), 1)
+    return counts
+
+
+def class_counts(
+    predictions: NDArray[np.int64], labels: NDArray[np.int64], *, num_classes: int
+) -> NDArray[np.int64]:
+    """Return (K,2) how many test images of each class are right, and how many there are.
+
+    Args:
+        predictions: (N,) class indices.
+        labels: (N,) class indices.
+        num_classes: K.
+    """
+    right, all_images = labels[predictions == labels], labels
+    return np.stack([np.bincount(each, minlength=num_classes) for each in (right, all_images)], axis=1)
 
 
 def _num_below(limit: int, ranks: Tensor | None) -> int | None:

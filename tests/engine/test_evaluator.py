@@ -20,7 +20,7 @@ from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig, Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
-from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.engine.evaluator import Evaluation, Evaluator, confusion_facts
 from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner, LearnerConfig
 from vbm_ptm.metrics import AccuracyCell
@@ -54,10 +54,10 @@ class Scripted(Learner):
 
 
 @pytest.fixture
-def evaluate(
+def judge(
     new_benchmark: Callable[..., Benchmark], tiny_backbones: dict[int, PromptableViT]
 ) -> Callable[..., tuple[list[AccuracyCell], Scripted]]:
-    """Return a function that scores the test images of a benchmark by a table and counts."""
+    """Return a function that scores the test images of a benchmark by a table; what it measured, learner and tasks."""
 
     def run(
         test_sizes: Sequence[int],
@@ -70,7 +70,7 @@ def evaluate(
         rules_out_classes: bool = False,
         change: Callable[[Task], Task] = lambda task: task,
         **scenario: Any,
-    ) -> tuple[list[AccuracyCell], Scripted]:
+    ) -> tuple[Evaluation, Scripted, list[Task]]:
         num_domains = len(scenario.get("domains", "x"))
         shades = [Image.new("RGB", (32, 32), (row,) * 3) for row in range(sum(test_sizes) * num_domains)]
         benchmark = new_benchmark(
@@ -87,7 +87,18 @@ def evaluate(
         loading = LoaderConfig(evaluation_batch_size=batch_size)
         evaluator = Evaluator(accelerator, loaders_for(accelerator, benchmark, loading))
         tasks = [change(task) for task in benchmark.scenario.seen_after(after)]
-        return evaluator.evaluate(learner, tasks), learner
+        return evaluator.judge(learner, tasks), learner, tasks
+
+    return run
+
+
+@pytest.fixture
+def evaluate(judge: Callable[..., Any]) -> Callable[..., tuple[list[AccuracyCell], Scripted]]:
+    """Return a function that scores the test images of a benchmark by a table and counts."""
+
+    def run(*arguments: Any, **options: Any) -> tuple[list[AccuracyCell], Scripted]:
+        judged, learner, _ = judge(*arguments, **options)
+        return judged.cells, learner
 
     return run
 
@@ -105,6 +116,24 @@ def test_evaluator__counts_each_test_image_once(evaluate: Callable[..., Any], ba
     )
     assert sorted(row for batch in learner.asked for row in batch) == list(range(9))
     assert [(cell.total, cell.class_incremental_top1) for cell in cells] == [(5, 3), (4, 3)]
+
+
+def test_confusion_facts__say_which_task_takes_over(judge: Callable[..., Any]) -> None:
+    # Rows, class by class in turn: labels 0 1 2 3, 0 1 2, 0 2.
+    predictions = [0, 0, 2, 3, 0, 1, 0, 3, 2]
+    judged, _, tasks = judge([3, 2, 3, 1], one_hot(predictions, 4), after=1, num_tasks=2)
+    assert judged.predictions.tolist() == [0, 0, 0, 1, 3, 2, 3, 0, 2]
+    assert judged.labels.tolist() == [0, 1, 0, 1, 0, 2, 3, 2, 2]
+    facts = confusion_facts(judged, seen=tasks, first_task=0)
+    assert facts["task_confusion"] == [[4, 1], [1, 3]]
+    assert facts["class_counts"] == [(2, 3), (1, 2), (2, 3), (1, 1)]
+
+
+def test_confusion_facts__domains_share_their_classes(judge: Callable[..., Any]) -> None:
+    table = one_hot([0, 0, 1, 0], 2)
+    judged, _, tasks = judge([1, 1], table, after=1, domains=["a", "b"], kind="domain_incremental")
+    facts = confusion_facts(judged, seen=tasks, first_task=0)
+    assert facts == {"class_counts": [(2, 2), (1, 2)]}
 
 
 def test_evaluator__looks_at_seen_tasks_only(evaluate: Callable[..., Any]) -> None:

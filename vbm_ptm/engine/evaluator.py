@@ -8,7 +8,7 @@ classes but those of a chosen expert (S-iPrompt), it is the task-incremental acc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from vbm_ptm.engine.contract import broken_scores
 from vbm_ptm.engine.query_cache import QueryCache
 from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
-from vbm_ptm.metrics import AccuracyCell, count_correct
+from vbm_ptm.metrics import AccuracyCell, class_counts, count_correct, task_confusion
 
 
 class _Batch(NamedTuple):
@@ -43,6 +43,20 @@ class _Batch(NamedTuple):
     labels: Tensor
 
 
+class Evaluation(NamedTuple):
+    """What was measured after a task.
+
+    Attributes:
+        cells: Counts of each evaluated task.
+        labels: (N,) class indices of the test images, task after task, each task's in the order of its rows.
+        predictions: (N,) the class with the best score of all seen classes.
+    """
+
+    cells: list[AccuracyCell]
+    labels: NDArray[np.int64]
+    predictions: NDArray[np.int64]
+
+
 class Evaluator:
     """Counts correct predictions on the test images of tasks, each image exactly once over all ranks."""
 
@@ -51,9 +65,13 @@ class Evaluator:
         self.loaders = loaders
         self._queries = QueryCache(len(loaders.benchmark.datasets.test))
 
-    @torch.inference_mode()
     def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
-        """Return the counts for each task, in order.
+        """Return the counts for each task, in order, as ``judge`` does."""
+        return self.judge(learner, tasks).cells
+
+    @torch.inference_mode()
+    def judge(self, learner: Learner, tasks: Sequence[Task]) -> Evaluation:
+        """Measure a learner on the test images of tasks.
 
         Raises:
             TrainingError: Not every test image was counted exactly once.
@@ -73,6 +91,7 @@ class Evaluator:
         ]
         learner.eval()
         broken: list[int] = []
+        predictions = [torch.zeros(len(task_rows), dtype=torch.int64) for task_rows in rows]
         for batch in self._batches(learner, tasks, rows):
             task = tasks[batch.position]
             own: Tensor | None = None
@@ -83,6 +102,8 @@ class Evaluator:
             for each in (scores,) if own is None else (scores, own):
                 broken += batch.rows[broken_scores(each)].tolist()
             cells[batch.position] += _count(learner, task, scores, batch.labels, own)
+            places = np.searchsorted(rows[batch.position], batch.rows.numpy())
+            predictions[batch.position][places] = scores.argmax(1)
         self._refuse(sorted(set(broken)))
         cells = self._over_ranks(cells)
         counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
@@ -91,7 +112,16 @@ class Evaluator:
                 f"{counted} test images of the tasks were counted over {self.accelerator.num_processes} ranks, but "
                 f"the data set holds {expected}: these accuracies would be wrong."
             )
-        return cells
+        labels = [benchmark.class_indices(benchmark.datasets.test)[task_rows] for task_rows in rows]
+        return Evaluation(cells, np.concatenate(labels), self._from_ranks(torch.cat(predictions)))
+
+    def _from_ranks(self, predictions: Tensor) -> NDArray[np.int64]:
+        """Put the predictions of all ranks together; each has zeros where another one has looked."""
+        if self.accelerator.num_processes > 1:
+            summed = self.accelerator.reduce(predictions.to(self.accelerator.device), reduction="sum")
+            predictions = summed.cpu()
+        found: NDArray[np.int64] = predictions.numpy()
+        return found
 
     def _refuse(self, broken: list[int]) -> None:
         """Raise on all ranks if an image of any of them has no finite score."""
@@ -144,6 +174,31 @@ class Evaluator:
         table = torch.tensor([[getattr(cell, name) for name in names] for cell in cells])
         summed = self.accelerator.reduce(table.to(self.accelerator.device), reduction="sum").tolist()
         return [AccuracyCell(**dict(zip(names, row, strict=True))) for row in summed]
+
+
+def confusion_facts(judged: Evaluation, *, seen: Sequence[Task], first_task: int) -> dict[str, Any]:
+    """Return what a task's record keeps of the predictions, beside the counts.
+
+    Args:
+        judged: What was measured after the task.
+        seen: All tasks seen so far.
+        first_task: Position of the first one that was measured.
+    """
+    num_classes = max(task.num_seen_classes for task in seen)
+    counts = class_counts(judged.predictions, judged.labels, num_classes=num_classes)
+    facts: dict[str, Any] = {"class_counts": [(int(right), int(total)) for right, total in counts]}
+    if any(task.domain is not None for task in seen):
+        return facts
+    task_of_class = np.zeros(num_classes, dtype=np.int64)
+    for position, task in enumerate(seen):
+        task_of_class[list(task.new_classes)] = position
+    sizes = [cell.total for cell in judged.cells]
+    tasks = np.repeat(np.arange(first_task, len(seen)), sizes)
+    confusion = task_confusion(
+        judged.predictions, tasks=tasks, num_tasks=len(seen), task_of_class=task_of_class
+    )
+    facts["task_confusion"] = [*[None] * first_task, *confusion[first_task:].tolist()]
+    return facts
 
 
 def _has_expert(learner: Learner, task: Task) -> bool:

@@ -23,7 +23,7 @@ from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.acceleration import Tracker, wait_for_ranks
 from vbm_ptm.engine.contract import check_parameters
-from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.engine.evaluator import Evaluator, confusion_facts
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.engine.fingerprint import TaskFingerprints
 from vbm_ptm.engine.interruption import STOP_SIGNALS, StopRequest, StopSignal
@@ -197,10 +197,11 @@ class Trainer:
             display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · evaluation")
             num_gaps = self.benchmark.first_task
             seen = self.benchmark.scenario.seen_after(task.index)
-            cells = self.evaluator.evaluate(self.learner, seen[num_gaps:])
+            judged = self.evaluator.judge(self.learner, seen[num_gaps:])
         evaluated = time.monotonic()
 
-        self.matrix.add_row(cells, first_task=num_gaps)
+        self.matrix.add_row(judged.cells, first_task=num_gaps)
+        self.log.write("evaluation", task=task.index, predictions=judged.predictions.tolist())
         record = TaskRecord(
             task_index=task.index,
             num_samples=len(training.rows),
@@ -208,12 +209,13 @@ class Trainer:
             num_steps=training.num_steps,
             num_images=training.num_images,
             num_skipped_steps=training.readings.num_skipped,
-            num_test_images=sum(cell.total for cell in cells),
+            num_test_images=sum(cell.total for cell in judged.cells),
             min_visits=int(training.visits.counts.min(initial=training.num_steps)),
             max_visits=int(training.visits.counts.max(initial=0)),
             recall_interval=training.visits.recall_interval(),
             summed_rate=training.visits.summed_rate(),
             **self._measures.facts(),
+            **confusion_facts(judged, seen=seen, first_task=num_gaps),
             learner_report=self.learner.report(task) | training.tallies() | self._rehearsal_report(),
             parameters=parameters,
             frozen_sha256=prints.frozen_sha256,

@@ -29,6 +29,10 @@ class TaskFacts:
         sample_forgetting: Points that accuracy on a sample falls between the epoch of a visit and that before the next.
         feature_drift: Relative change of the query features of the seen tasks' test images, with
             ``trainer.feature_drift``.
+        task_confusion: For each task seen, how many of its test images were given a class of each task seen, after this
+            task; None for tasks that were not measured. Empty where tasks share their classes, and in earlier versions.
+        class_counts: For each class seen, how many of its test images were right after this task, and how many there
+            are; empty in earlier versions.
         learner_report: What the learner says of the task.
         parameters: Trainable parameters by group, and the frozen ones.
         frozen_sha256: All parameters that the task did not train; training left them as they were.
@@ -50,6 +54,8 @@ class TaskFacts:
     degree_of_forgetting: dict[str, float] = field(default_factory=dict)
     sample_forgetting: float | None = None
     feature_drift: float | None = None
+    task_confusion: list[list[int] | None] = field(default_factory=list)
+    class_counts: list[tuple[int, int]] = field(default_factory=list)
     learner_report: dict[str, Any]
     parameters: dict[str, int]
     frozen_sha256: str = ""
