@@ -140,6 +140,7 @@ def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> 
     assert "a step has 8 images = 4 groups x 2 views" in lines
     assert "1 rank on 1 node, device cpu, precision no" in lines
     assert "72 training and 48 test images, 12 classes in 3 tasks of 4" in lines
+    assert f"data toy (settings of Python): split folder '{tree['dataset']['path']}'" in lines
     tree["view_batch"]["num_views"] = 1
     tree["scenario"] = {"task_sizes": [5, 4, 3]}
     lines = "\n".join(banner(build(compose(tree=tree).validate()), build_accelerator(device="cpu")))

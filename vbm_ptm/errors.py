@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+# What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
+_ADVICE = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT),
+        "Free some space or give another output folder; a training that is resumed goes on.",
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
+    ),
+    errno.ENAMETOOLONG: "Give a shorter name.",
+}
+
+# What the user can do about a computation that failed, by a part of torch's message.
+_SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch_size)."
+_FAILURES = {
+    # torch reports a worker that is killed wherever the main thread is.
+    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
+    "out of memory": _SMALLER,
+    "can't allocate memory": _SMALLER,
+}
 
 
 class UsageError(ValueError):
@@ -38,6 +60,19 @@ class TrainingInterrupted(Exception):  # noqa: N818 - to be asked to stop is no 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def describe_failure(error: Exception) -> str | None:
+    """Return what happened and what to do where that needs no traceback; None for a fault of the program."""
+    if isinstance(error, FloatingPointError | TrainingError | WorkerError):
+        return str(error)
+    if isinstance(error, OSError):
+        advice = _ADVICE.get(error.errno or 0)
+        place = error.filename2 or error.filename or "while writing"
+        return advice and f"{place}: {error.strerror}. {advice}"
+    known = (advice for part, advice in _FAILURES.items() if part in str(error))
+    advice = next(known, None) if isinstance(error, RuntimeError) else None
+    return advice and f"{first_line(error)}. {advice}"
 
 
 def nearest_name(given: str, allowed: Iterable[str]) -> str | None:

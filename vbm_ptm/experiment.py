@@ -225,7 +225,9 @@ def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
         f"learner {config.learner.name}, preset {config.preset}, seed {config.seed}",
         f"backbone {weights.name if weights else 'given by the caller'}, "
         f"weights SHA-256 {weights.sha256[:12] if weights else 'n/a'}",
-        f"data {config.dataset.name}: {len(setup.benchmark.datasets.train)} training and "
+        f"data {config.dataset.name} (settings of {config.dataset_settings}): "
+        f"{setup.benchmark.datasets.record.place}",
+        f"{len(setup.benchmark.datasets.train)} training and "
         f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
         f"{len(sizes)} tasks of {_sizes(sizes)}",
         f"view batch: {describe_view_batch(config)}; a step has {describe_step(config)}",

@@ -19,14 +19,7 @@ from vbm_ptm.backbones import EMBEDDED_NAME
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose
 from vbm_ptm.config.study_config import StudyConfig, StudyRun
 from vbm_ptm.config.tree import changes, nested
-from vbm_ptm.errors import (
-    TrainingError,
-    TrainingInterrupted,
-    UsageError,
-    WorkerError,
-    some_names,
-    unknown_name,
-)
+from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure, some_names, unknown_name
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
 from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect, measures_of
@@ -335,10 +328,11 @@ def execute(
                     raise
                 if isinstance(error, UsageError):
                     refusals.append(error.problems)
-                elif not isinstance(error, FloatingPointError | TrainingError | WorkerError):
+                failure = str(error) if isinstance(error, UsageError) else describe_failure(error)
+                if failure is None:
                     logger.error("%s", traceback.format_exc())
-                logger.error("%s failed: %s", planned, error)
-                failed.append(planned.missing(f"{type(error).__name__}: {error}"))
+                logger.error("%s failed: %s", planned, failure or error)
+                failed.append(planned.missing(f"{type(error).__name__}: {failure or error}"))
             gc.collect()  # what a failed run leaves hangs together in cycles
     if refusals and len(refusals) == len(remaining):
         raise UsageError(*dict.fromkeys(itertools.chain.from_iterable(refusals)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from launching import become_rank
 from miniatures import write_toy_folder
 
 from vbm_ptm.cli import main
@@ -46,6 +50,40 @@ def test_finished__work_on_one_rank_of_two(toy_tree: Callable[..., dict[str, Any
     assert len(json.loads(predicted.stdout)) == 2
     compared = launch("diff", tmp_path / "run", tmp_path / "run")
     assert (compared.returncode, compared.stdout.count("no difference")) == (0, 1)
+
+
+def export_again_and_again(rank: int, port: int, run_directory: Path, folder: Path, start: Any) -> None:
+    """Export ten times at the same moments as the other rank; write down what this one has said."""
+    said = []
+    for number in range(10):
+        become_rank(rank, port)
+        start.wait(timeout=120)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = main(["export", str(run_directory), "--output", str(folder / str(number))])
+        said.append([code, printed.getvalue()])
+    (folder / f"rank_{rank}.json").write_text(json.dumps(said))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_export__ten_times_on_two_ranks_is_written_by_rank_0_alone(
+    toy_tree: Callable[..., dict[str, Any]], tmp_path: Path, free_port: int
+) -> None:
+    run(toy_tree("nearest_mean"), output=tmp_path / "run")
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    context = torch.multiprocessing.get_context("spawn")
+    arguments = free_port, tmp_path / "run", folder, context.Barrier(2)
+    torch.multiprocessing.spawn(export_again_and_again, arguments, nprocs=2)
+    own, other = (json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1))
+    assert own == [[0, f"exported: {folder / str(number)}\n"] for number in range(10)]
+    assert other == [[0, ""]] * 10
+    files = [
+        {file.name: file.read_bytes() for file in (folder / str(number)).iterdir()} for number in range(10)
+    ]
+    assert len(files[0]) > 1
+    assert all(each == files[0] for each in files)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -45,6 +45,19 @@ def test_resolve_dataset__says_which_of_two_a_bare_name_is(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_dataset_settings__tell_what_a_name_was_taken_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    ours, place = (
+        compose(dataset=name, learner="nearest_mean", overrides=["dataset.name=mine", "scenario.num_tasks=2"])
+        for name in ("digits", "./digits")
+    )
+    assert ours.validate().dataset_settings.endswith("configs/datasets/digits.yaml")
+    assert place.validate().dataset_settings == "--dataset ./digits"
+
+
 def test_resolve_dataset__a_folder_called_like_a_yaml_file_is_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

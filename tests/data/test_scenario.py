@@ -251,6 +251,12 @@ class TestJoint:
         assert joint.class_names == bounded.class_names
         assert joint.rows_of(task, np.arange(12)).tolist() == list(range(12))
 
+    def test_joint__says_what_it_needs_a_number_of_tasks_for(self) -> None:
+        with pytest.raises(
+            UsageError, match=r"joint training is measured on the tasks .*scenario\.num_tasks"
+        ):
+            scenario_of(kind="joint")
+
     def test_joint__bounds_the_domain_incremental_scenario(self) -> None:
         labels, domains = np.array([0, 1, 1, 2]), np.array(["real", "real", "clipart", "clipart"])
         settings: dict[str, Any] = {"labels": labels, "domains": domains}

@@ -76,7 +76,7 @@ def survey(composed: ComposedConfig) -> Survey:
     if config is not None and datasets is not None:
         setup = found.attempt(lambda: build(config, earlier=earlier_state(config), datasets=datasets))
     if spec is not None and datasets is not None:
-        _survey_data(found, spec, datasets)
+        _survey_data(found, spec, datasets, settings=composed.dataset_settings)
     if setup is None and config is not None:
         found.attempt(lambda: _load_weights(config))
     if setup is not None:
@@ -126,7 +126,7 @@ def _load_weights(config: RunConfig) -> None:
     load_backbone(config.backbone, seed=config.seed)
 
 
-def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> None:
+def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets, *, settings: str) -> None:
     record, train, test = datasets.record, datasets.train, datasets.test
     expected = record.expected
     found.warnings += record.warnings
@@ -147,6 +147,8 @@ def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets) -> N
     splits = {"training": record.train, "test": record.test}
     found.facts |= {
         "data set": spec.name,
+        "its settings": settings,
+        "its images": record.place,
         **({"variant": variant} if variant else {}),
         "training images": len(train),
         "test images": len(test),

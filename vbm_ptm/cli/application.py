@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import sys
@@ -13,7 +12,7 @@ import typer
 
 from vbm_ptm.cli import finished, inspection, studies, training
 from vbm_ptm.cli.streams import outlast_readers
-from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError, WorkerError
+from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure
 from vbm_ptm.launch import (
     follow_launcher,
     is_main_process,
@@ -21,27 +20,6 @@ from vbm_ptm.launch import (
     rank_prefix,
     shadowed_libraries,
 )
-
-# What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
-_ADVICE = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT),
-        "Free some space or give another --output; training goes on by --resume.",
-    ),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
-    ),
-    errno.ENAMETOOLONG: "Give a shorter name.",
-}
-
-# What the user can do about a computation that failed, by a part of torch's message.
-_SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch_size)."
-_FAILURES = {
-    # torch reports a worker that is killed wherever the main thread is.
-    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
-    "out of memory": _SMALLER,
-    "can't allocate memory": _SMALLER,
-}
 
 # What files of the user's may be called like.
 _LIBRARIES = (
@@ -123,20 +101,13 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
         if not shadowed:
             raise
         return _fail(2, *shadowed)
-    except (FloatingPointError, TrainingError, WorkerError) as error:
-        return _fail(1, str(error))
-    except RuntimeError as error:
-        known = [advice for part, advice in _FAILURES.items() if part in str(error)]
-        if not known:
-            raise
-        return _fail(1, f"{str(error).splitlines()[0]} {known[0]}")
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
-    except OSError as error:
-        advice = _ADVICE.get(error.errno or 0)
-        if advice is None:
+    except Exception as error:
+        failure = describe_failure(error)
+        if failure is None:
             raise
-        return _fail(2, f"{error.filename2 or error.filename or 'while writing'}: {error.strerror}. {advice}")
+        return _fail(2 if isinstance(error, OSError) else 1, failure)
     return 0
 
 

@@ -76,6 +76,11 @@ class RunConfig(Settings):
         """Return what set a setting, by its dotted path."""
         return (self._composed and self._composed.origin(path)) or "the default"
 
+    @property
+    def dataset_settings(self) -> str:
+        """What the data set's name was taken for: the file of its settings, or the place that was given."""
+        return self._composed.dataset_settings if self._composed else "the default"
+
     def with_precision(self, precision: PrecisionSetting) -> RunConfig:
         """Return the configuration with ``trainer.mixed_precision`` set, in place of "auto"."""
         return self.model_copy(
@@ -144,12 +149,19 @@ class ComposedConfig:
         origins: Dotted path of a setting -> what set it.
         notes: What does not fit without being wrong.
         overridden: Dotted paths that were given one by one, ``path.to.setting=value``.
+        name_taken_for: The file or the place that a data set's name stands for; "" where no name was given.
     """
 
     tree: Tree = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     overridden: frozenset[str] = frozenset()
+    name_taken_for: str = ""
+
+    @property
+    def dataset_settings(self) -> str:
+        """What the data set's name was taken for, or else what set it."""
+        return self.name_taken_for or self.origin("dataset.name") or "the default"
 
     def merge(self, tree: Mapping[str, Any], origin: str) -> None:
         """Let the settings of a tree win over those that are there."""
@@ -272,8 +284,9 @@ def compose(
     composed = ComposedConfig()
     if dataset is not None:
         try:
-            for tree_and_origin in dataset_trees(dataset):
-                composed.merge(*tree_and_origin)
+            for dataset_tree, origin in dataset_trees(dataset):
+                composed.merge(dataset_tree, origin)
+                composed.name_taken_for = origin
         except UsageError as error:
             problems += error.problems
     if learner is not None:

@@ -179,3 +179,13 @@ class DataRecord(Record):
     test: SplitRecord
     expected: ExpectedRecord | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """What the images were read from, in words."""
+        if self.kind == "builtin":
+            return f"{self.location}, which comes with this package"
+        if self.kind == "hub":
+            return f"'{self.location}' of the Hugging Face Hub"
+        kind = f"{self.layout} folder" if self.layout else self.kind
+        return f"{kind} '{self.location}'"

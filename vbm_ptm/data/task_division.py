@@ -229,8 +229,13 @@ def _task_sizes(config: ScenarioConfig, num_classes: int) -> tuple[int, ...]:
     elif config.num_tasks is not None:
         sizes = _sizes_by_number(config, config.num_tasks, num_classes)
     else:
+        why = (
+            "joint training is measured on the tasks of the scenario that it bounds, and "
+            if config.kind == "joint"
+            else ""
+        )
         raise UsageError(
-            f"nothing says how {num_classes} classes are divided into tasks: set scenario.num_tasks, "
+            f"{why}nothing says how {num_classes} classes are divided into tasks: set scenario.num_tasks, "
             "scenario.increment (with or without scenario.first_task_size) or scenario.task_sizes; or, for a task per "
             "domain, scenario.kind=domain_incremental"
         )

@@ -39,6 +39,7 @@ def run_result(setup: Setup, trainer: Trainer, *, status: Status, seconds: float
         num_steps=sum(record.num_steps for record in records),
         weights=setup.learner.backbone.weights,
         extends=_extension_record(setup),
+        dataset_settings=config.dataset_settings,
         split_sha256=benchmark.datasets.split_sha256,
         data=benchmark.datasets.record,
         transforms=benchmark.transforms.record,

@@ -68,6 +68,8 @@ class RunResult(Record):
         num_steps: Optimizer steps.
         weights: Pre-trained weights; None for a backbone that the caller made.
         extends: The run that was extended, if one was.
+        dataset_settings: What the data set's name was taken for: the file of its settings, or the place that was given;
+            ``data`` tells where its images were found.
         split_sha256: Which image is in which split and class.
         data: What was found of the images.
         transforms: What images go through, in words.
@@ -98,6 +100,7 @@ class RunResult(Record):
     num_steps: int
     weights: WeightsRecord | None
     extends: ExtensionRecord | None = None
+    dataset_settings: str = ""
     split_sha256: str
     data: DataRecord
     transforms: dict[str, Any]

@@ -403,6 +403,22 @@ def test_load_image_dataset__reports_empty_class_folders_and_other_files(
     assert "notes.txt" in caplog.text
 
 
+def test_load_image_dataset__calls_an_empty_folder_of_a_class_what_it_is(tmp_path: Path) -> None:
+    toy(tmp_path / "split", ["a", "b"])
+    shutil.rmtree(tmp_path / "split/test/b")
+    for folder in ("test/b", "train/none"):
+        (tmp_path / "split" / folder).mkdir()
+    write(tmp_path / "domains", "photo/a/1.png", "photo/a/2.png", "photo/b/1.png", "sketch/a/1.png")
+    (tmp_path / "domains/sketch/b").mkdir()
+    split = load(tmp_path / "split").record.warnings
+    domains = load(tmp_path / "domains", layout="domains").record.warnings
+    assert "1 class folders without images, which are not classes: 'train/none'" in split
+    assert "1 empty folders of classes that have images elsewhere: 'test/b'" in split
+    assert "1 classes without test images: 'b'" in split
+    assert "1 empty folders of classes that have images elsewhere: 'sketch/b'" in domains
+    assert not any("not classes" in warning for warning in domains)
+
+
 def test_load_image_dataset__works_with_one_class(tmp_path: Path) -> None:
     for path in (toy(tmp_path / "split", ["only"]), write(tmp_path / "flat", "only/1.png", "only/2.png")):
         found = load(path)

@@ -259,10 +259,16 @@ def _warnings(
 ) -> tuple[str, ...]:
     """Return all that is worth a warning."""
     record, num_domains = source.record, len(splits["train"].images_per_domain)
+    known = {form(name) for name in splits["train"].images_per_class}
+    nameless = {path for path in record.empty_class_folders if form(path.rpartition("/")[2]) not in known}
     warnings = [
         f"{len(names)} {what}: {some_names(names)}"
         for what, names in (
-            ("class folders without images, which are no classes", record.empty_class_folders),
+            ("class folders without images, which are not classes", sorted(nameless)),
+            (
+                "empty folders of classes that have images elsewhere",
+                sorted({*record.empty_class_folders} - nameless),
+            ),
             ("files that are not images of a class, ignored", record.ignored_files),
             ("tables that are no part of a split in use, ignored", record.ignored_tables),
             ("folders that belong to no split, ignored", record.unused_folders),
