@@ -29,7 +29,7 @@ from vbm_ptm.backbones import PromptableViT, load_vit
 from vbm_ptm.config.run_config import dataset_spec
 from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.reading.datasets import load_image_dataset
-from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
+from vbm_ptm.data.transforms import Normalization, TransformsConfig, ViewTransforms, build_transforms
 from vbm_ptm.randomness import seed_for, seeded
 
 Integers = npt.NDArray[np.int64]
@@ -65,7 +65,11 @@ STRENGTHS: tuple[dict[str, Any], ...] = (
 
 @torch.no_grad()
 def features(
-    backbone: PromptableViT, split: ImageSplit, rows: Integers, draw: Callable[[Image.Image], Tensor]
+    backbone: PromptableViT,
+    split: ImageSplit,
+    rows: Integers,
+    draw: Callable[[Image.Image], Tensor],
+    normalize: Normalization,
 ) -> npt.NDArray[np.float32]:
     """Return the class-token features (n,D) of one view of each row, drawn under the row's own seed."""
     tables = []
@@ -74,7 +78,7 @@ def features(
         for row in part.tolist():
             with seeded(seed_for("view", seed=0, sample=row, view=1)):
                 views.append(draw(split.image(row)))
-        tables.append(backbone.query(torch.stack(views)).float().numpy())
+        tables.append(backbone.query(normalize(torch.stack(views))).float().numpy())
     return np.concatenate(tables)
 
 
@@ -98,16 +102,22 @@ def main() -> None:
         return build_transforms(config, **asdict(backbone.preprocessing))
 
     plain = built()
-    seen = [features(backbone, train, fitted, view) for view in (plain.evaluate, plain.weak)]
+    seen = [
+        features(backbone, train, fitted, view, plain.normalization) for view in (plain.evaluate, plain.weak)
+    ]
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300))
     model.fit(np.concatenate(seen), np.tile(train.labels[fitted], 2))
-    clean = model.score(features(backbone, train, held_out, plain.evaluate), train.labels[held_out])
+    clean = model.score(
+        features(backbone, train, held_out, plain.evaluate, plain.normalization), train.labels[held_out]
+    )
     print(json.dumps({"data": spec.name, "images": len(order), "clean": round(clean, 4)}))
     crops = CROPS if spec.transforms.horizontal_flip else (spec.transforms.crop_scale[0], 0.8)
     strengths = STRENGTHS if spec.transforms.horizontal_flip else (STRENGTHS[0], *AFFINE)
     for crop, strength in itertools.product(crops, strengths):
         strong = built(crop_scale=(crop, 1.0), **strength).strong
-        accuracy = model.score(features(backbone, train, held_out, strong), train.labels[held_out])
+        accuracy = model.score(
+            features(backbone, train, held_out, strong, plain.normalization), train.labels[held_out]
+        )
         share = accuracy / clean
         line = {"crop": crop, **strength, "share": round(share, 3), "readable": bool(share >= READABLE)}
         print(json.dumps(line), flush=True)

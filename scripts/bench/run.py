@@ -166,13 +166,15 @@ def nearest_mean() -> list[Goal]:
     loaders = loaders_for(accelerator, setup.benchmark, LoaderConfig())
     splits = (setup.benchmark.datasets.train, setup.benchmark.datasets.test)
 
+    normalize = setup.benchmark.transforms.normalization
+
     def one_pass() -> None:
         with torch.inference_mode(), accelerator.autocast():
             for split in splits:
                 for batch in loaders.evaluation(
                     split, loaders.parts_of_rank(torch.arange(len(split)).numpy())
                 ):
-                    setup.learner.query(batch.images)
+                    setup.learner.query(normalize(batch.images))
 
     def whole_run() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +217,8 @@ def overhead() -> list[Goal]:
     sampler.set_epoch(0)
     loader = plain.training(task, sampler)
     batches = list(loader)
-    steps = [training_step(bare_learner, batch.images[:, 0], batch.labels, 1) for batch in batches]
+    normalize = setup.benchmark.transforms.normalization
+    steps = [training_step(bare_learner, normalize(batch.images[:, 0]), batch.labels, 1) for batch in batches]
     times: list[list[float]] = [[], []]
     for _ in range(6):
         iterator = training().steps()

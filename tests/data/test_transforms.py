@@ -13,6 +13,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
 
 from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, _without_long_ends, build_transforms
 from vbm_ptm.randomness import seed_for, seeded
@@ -47,12 +48,14 @@ def photograph(height: int = 60, width: int = 48) -> Image.Image:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_build_transforms__views_are_normalised_float_tensors(name: str) -> None:
+def test_build_transforms__views_are_of_8_bit_and_normalised_floats_as_input(name: str) -> None:
     transforms = build(CONFIGS[name])
     for view in (transforms.weak, transforms.strong, transforms.evaluate):
         with seeded(0):
-            values = view(photograph())
-        assert type(values) is Tensor
+            pixels = view(photograph())
+        assert type(pixels) is Tensor
+        assert pixels.dtype == torch.uint8
+        values = transforms.to_input(pixels, torch.device("cpu"))
         assert values.shape == (3, 32, 32)
         assert values.dtype == torch.float32
         assert values.min() >= -1
@@ -131,7 +134,7 @@ def test_view_transforms__randaugment_has_a_strength() -> None:
             with seeded(seed):
                 weak = transforms.weak(photograph())
             with seeded(seed):
-                change += float((transforms.strong(photograph()) - weak).abs().mean())
+                change += float((transforms.strong(photograph()) - weak.float()).abs().mean())
         changes.append(change)
     assert changes[0] < changes[1] < changes[2]
 
@@ -145,7 +148,7 @@ def test_view_transforms__affine_stays_mild() -> None:
     )
     for seed in range(50):
         with seeded(seed):
-            shown = transforms.strong(square)[0]
+            shown = transforms.strong(square)[0] / 255
         rows, columns = torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij")
         centre = (rows * shown).sum() / shown.sum(), (columns * shown).sum() / shown.sum()
         assert all(abs(float(place) - 31.5) <= 6.4 + 5.5 for place in centre)  # the crop may squeeze by 4/3
@@ -161,7 +164,7 @@ def test_build_transforms__no_flip_where_digits_are_read() -> None:
         seen = set()
         for seed in range(20):
             with seeded(seed):
-                view = transforms.weak(left_half)
+                view = transforms.weak(left_half).float()
             seen.add(bool(view[..., :8].mean() > view[..., -8:].mean()))
         assert seen == expected
 
@@ -172,7 +175,7 @@ def test_build_transforms__brightness_changes_the_weak_view() -> None:
     means = []
     for seed in range(50):
         with seeded(seed):
-            means.append(float(transforms.weak(grey).mean()) * 255)
+            means.append(float(transforms.weak(grey).float().mean()))
     assert 74.9 < min(means) < 85
     assert 115 < max(means) < 125.1
 
@@ -194,9 +197,7 @@ def test_build_transforms__evaluation_resizes_the_shorter_side_then_crops_the_ce
     left, top = round((resized.width - image_size) / 2), round((resized.height - image_size) / 2)
     reference = resized.crop((left, top, left + image_size, top + image_size))
     shown = transforms.evaluate(image)
-    assert torch.equal(
-        (shown * 255).round().to(torch.uint8), torch.from_numpy(np.array(reference)).permute(2, 0, 1)
-    )
+    assert torch.equal(shown, torch.from_numpy(np.array(reference)).permute(2, 0, 1))
     assert torch.equal(shown, transforms.evaluate(image))
 
 
@@ -207,7 +208,7 @@ def test_build_transforms__squeezes_to_300_of_224_before_a_random_crop() -> None
     image = photograph(height=150, width=600)
     squeezed = np.asarray(image.resize((300, 300), Image.Resampling.BICUBIC))
     with seeded(1):
-        view = (transforms.weak(image) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        view = transforms.weak(image).permute(1, 2, 0).numpy()
     places = [
         (top, left)
         for top in range(77)
@@ -230,11 +231,29 @@ def test_build_transforms__normalises_as_told(
     normalization: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
     transforms = build(TransformsConfig(normalization=normalization))
-    values = transforms.evaluate(Image.new("RGB", (40, 40), (51, 102, 204)))
+    values = transforms.normalization(transforms.evaluate(Image.new("RGB", (40, 40), (51, 102, 204))))
     expected = [(level - m) / s for level, m, s in zip((0.2, 0.4, 0.8), mean, std, strict=True)]
     assert torch.allclose(values.mean(dim=(1, 2)), torch.tensor(expected), atol=1e-5)
     assert transforms.record["mean"] == list(mean)
     assert transforms.record["normalization"] == normalization
+
+
+@pytest.mark.parametrize("name", ["none", "imagenet", "cifar100"])
+def test_normalization__of_a_batch_is_bit_for_bit_that_of_each_image_by_torchvision(name: Any) -> None:
+    normalization = build(TransformsConfig(normalization=name)).normalization
+    views = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    views[1] = views[1].flip(-1)
+    plain = v2.Compose(
+        [
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(list(normalization.mean), list(normalization.std)),
+        ]
+    )
+    values = normalization(views)
+    assert values.dtype == torch.float32
+    assert torch.equal(values, torch.stack([plain(view) for view in views]))
+    with torch.inference_mode():
+        assert torch.equal(normalization(views), values)
 
 
 def test_build_transforms__interpolation_follows_the_weights_unless_set() -> None:
@@ -250,8 +269,8 @@ def test_build_transforms__interpolation_follows_the_weights_unless_set() -> Non
 def test_view_transforms__smooth_when_shrinking() -> None:
     stripes = np.zeros((320, 320, 3), dtype=np.uint8)
     stripes[:, ::2] = 255
-    values = build(TransformsConfig(normalization="none", test_resize=1)).evaluate(Image.fromarray(stripes))
-    assert (values - 0.5).abs().max() < 0.05
+    values = build(TransformsConfig(test_resize=1)).evaluate(Image.fromarray(stripes))
+    assert (values / 255 - 0.5).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -363,7 +382,7 @@ def test_evaluate__of_a_very_long_image_takes_its_middle_and_little_memory(size:
     values = np.zeros((size[1], size[0], 3), np.uint8)
     values[size[1] * 3 // 8 : size[1] * 5 // 8 + 1, size[0] * 3 // 8 : size[0] * 5 // 8 + 1] = 200
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    view = transforms.evaluate(Image.fromarray(values))
+    view = transforms.normalization(transforms.evaluate(Image.fromarray(values)))
     assert view.shape == (3, 224, 224)
     assert torch.allclose(view, torch.full_like(view, 200 / 255 * 2 - 1), atol=0.02)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB

@@ -550,7 +550,7 @@ class TestTrainLoader:
     ) -> None:
         ((first, *_),) = epochs_of(loader_of(build(), num_ranks=5), 1)
         assert first.images.shape == (0, 4, 3, 16, 16)
-        assert first.images.dtype == torch.float32
+        assert first.images.dtype == torch.uint8
         assert first.labels.dtype == first.sample_ids.dtype == torch.int64
         assert first.labels.shape == first.sample_ids.shape == (0,)
         assert first.num_global_groups == 1

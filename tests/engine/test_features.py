@@ -48,9 +48,8 @@ def test_features__are_those_of_the_task_in_the_order_of_rows(
     values, labels, sample_ids = features_of(learner, benchmark)()
     assert sample_ids.tolist() == expected
     assert labels.tolist() == [benchmark.scenario.class_names.index(names[row]) for row in expected]
-    images = torch.stack(
-        [benchmark.transforms.evaluate(benchmark.datasets.train.image(row)) for row in expected]
-    )
+    views = [benchmark.transforms.evaluate(benchmark.datasets.train.image(row)) for row in expected]
+    images = benchmark.transforms.normalization(torch.stack(views))
     torch.testing.assert_close(values, learner.query(images), atol=1e-6, rtol=0)
     assert values.dtype == torch.float32
     assert values.device.type == "cpu"
@@ -80,7 +79,8 @@ def test_features__weak_transform_is_one_fixed_draw_per_row(
     assert not torch.allclose(plain, values, atol=1e-3)
     row = int(sample_ids[0])
     with seeded(seed_for("features", seed=5, task=1, sample=row)):
-        image = benchmark_shuffled.transforms.weak(benchmark_shuffled.datasets.train.image(row))
+        view = benchmark_shuffled.transforms.weak(benchmark_shuffled.datasets.train.image(row))
+    image = benchmark_shuffled.transforms.normalization(view)
     torch.testing.assert_close(learner.query(image[None])[0], values[0], atol=1e-5, rtol=0)
 
 

@@ -21,14 +21,13 @@ import safetensors.torch
 import torch
 import torch.multiprocessing
 from launching import become_rank
-from PIL import Image
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import vbm_ptm.engine.features
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig
-from vbm_ptm.data.transforms import ViewTransforms
+from vbm_ptm.data.transforms import Normalization
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
@@ -87,17 +86,11 @@ def cells() -> list[Cell]:
     return chosen
 
 
-class DoubleTransforms(ViewTransforms):
-    """Transforms whose images are float64."""
+class DoubleNormalization(Normalization):
+    """The input of the network in float64."""
 
-    def weak(self, image: Image.Image) -> Tensor:
-        return super().weak(image).double()
-
-    def strong(self, image: Image.Image) -> Tensor:
-        return super().strong(image).double()
-
-    def evaluate(self, image: Image.Image) -> Tensor:
-        return super().evaluate(image).double()
+    def __call__(self, views: Tensor) -> Tensor:
+        return super().__call__(views).double()
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +115,11 @@ def fit(
             benchmark = benchmarks[cell.sizes]
             if is_double:
                 learner.double()
-                fields = {
-                    field.name: getattr(benchmark.transforms, field.name)
-                    for field in dataclasses.fields(ViewTransforms)
-                }
-                benchmark = dataclasses.replace(benchmark, transforms=DoubleTransforms(**fields))
+                plain = benchmark.transforms.normalization
+                transforms = dataclasses.replace(
+                    benchmark.transforms, normalization=DoubleNormalization(plain.mean, plain.std)
+                )
+                benchmark = dataclasses.replace(benchmark, transforms=transforms)
             shown: list[list[float]] = []
             learner.register_forward_pre_hook(
                 lambda module, inputs: shown.append(inputs[0].double().flatten(1).sum(1).tolist())

@@ -1,11 +1,13 @@
-"""From an upright RGB image to a normalised tensor: the weak, the strong and the evaluation transform.
+"""From an upright RGB image to a view of 8 bit: the weak, the strong and the evaluation transform; and to the input.
 
+Views travel to the device as they are, a quarter of the bytes of floats, and are normalised there.
 Shapes: C channels (3), H = W = the backbone's image size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -101,6 +103,31 @@ class TransformsConfig(Settings):
 
 
 @dataclass(frozen=True)
+class Normalization:
+    """From views to what a network takes: values as its weights were trained on.
+
+    Attributes:
+        mean: Per channel, of values in 0..1.
+        std: Per channel.
+    """
+
+    mean: Rgb
+    std: Rgb
+
+    def __call__(self, views: Tensor) -> Tensor:
+        """Return views (...,C,H,W) uint8 as float32, on their device; every device computes the same values."""
+        values: Tensor = functional.to_dtype(views, torch.float32, scale=True)
+        return values.sub_(_channels(self.mean, views.device)).div_(_channels(self.std, views.device))
+
+
+@cache
+def _channels(values: Rgb, device: torch.device) -> Tensor:
+    """Return one value per channel (C,1,1), copied to the device once: every copy would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
 class ViewTransforms:
     """The three transforms of a run; all draws come from torch's default CPU generator.
 
@@ -110,34 +137,31 @@ class ViewTransforms:
         weak_operation: RGB image -> RGB image, the baseline's own training transform.
         strong_operation: RGB image -> RGB image, what a strong view adds to a weak one.
         evaluation_operation: RGB image -> RGB image, without randomness.
-        mean: Per channel, of values in 0..1.
-        std: Per channel.
+        normalization: Views -> input of the network.
         record: What the transforms do, for the result of a run.
     """
 
     weak_operation: v2.Transform
     strong_operation: v2.Transform
     evaluation_operation: v2.Transform
-    mean: Rgb
-    std: Rgb
+    normalization: Normalization
     record: dict[str, Any]
 
     def weak(self, image: Image.Image) -> Tensor:
-        """Draw a weak view, (C,H,W) float32."""
-        return self._to_tensor(self.weak_operation(_rgb_image(image)))
+        """Draw a weak view, (C,H,W) uint8."""
+        return _to_tensor(self.weak_operation(_rgb_image(image)))
 
     def strong(self, image: Image.Image) -> Tensor:
-        """Draw a strong view, (C,H,W) float32."""
-        return self._to_tensor(self.strong_operation(self.weak_operation(_rgb_image(image))))
+        """Draw a strong view, (C,H,W) uint8."""
+        return _to_tensor(self.strong_operation(self.weak_operation(_rgb_image(image))))
 
     def evaluate(self, image: Image.Image) -> Tensor:
-        """Return the one view that features and predictions are made from, (C,H,W) float32."""
-        return self._to_tensor(self.evaluation_operation(_without_long_ends(_rgb_image(image))))
+        """Return the one view that features and predictions are made from, (C,H,W) uint8."""
+        return _to_tensor(self.evaluation_operation(_without_long_ends(_rgb_image(image))))
 
-    def _to_tensor(self, image: Image.Image) -> Tensor:
-        values = functional.to_dtype(functional.pil_to_tensor(image), torch.float32, scale=True)
-        normalized: Tensor = functional.normalize(values, mean=list(self.mean), std=list(self.std))
-        return normalized
+    def to_input(self, views: Tensor, device: torch.device) -> Tensor:
+        """Move views (...,C,H,W) uint8 to a device, and return them normalised, float32."""
+        return self.normalization(views.to(device, non_blocking=True))
 
 
 def build_transforms(
@@ -190,8 +214,7 @@ def build_transforms(
         weak_operation=v2.Compose(weak),
         strong_operation=strong,
         evaluation_operation=v2.Compose(evaluation),
-        mean=mean,
-        std=std,
+        normalization=Normalization(mean, std),
         record={
             "image_size": image_size,
             "weak": [repr(operation) for operation in weak],
@@ -218,6 +241,11 @@ def _strong_operation(config: TransformsConfig) -> v2.Transform:
     if config.strong == "none":
         return v2.Identity()
     return v2.AutoAugment(_POLICIES[config.strong])
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    values: Tensor = functional.pil_to_tensor(image)
+    return values
 
 
 def _without_long_ends(image: Image.Image) -> Image.Image:

@@ -170,7 +170,7 @@ class ViewBatch:
     """The groups of one step that belong to this rank.
 
     Attributes:
-        images: (G,V,C,H,W) float32, view 0 weak, the others strong.
+        images: (G,V,C,H,W) uint8, view 0 weak, the others strong.
         labels: (G,) int64 class indices.
         sample_ids: (G,) int64 row numbers in the whole training split.
         num_global_groups: Groups of the step over all ranks; the mean of a loss is taken over these.

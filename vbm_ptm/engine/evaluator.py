@@ -143,6 +143,7 @@ class Evaluator:
         A batch holds images of one task, so that an image is measured among the same others after every task.
         """
         test, device = self.loaders.benchmark.datasets.test, self.accelerator.device
+        to_input = self.loaders.benchmark.transforms.to_input
         labels_of_rows = torch.from_numpy(self.loaders.benchmark.class_indices(test))
         if learner.query_is_fixed:
             self._queries.begin(learner)
@@ -157,7 +158,7 @@ class Evaluator:
         wanted = [part for (_, part), is_needed in zip(parts, is_loaded, strict=True) if is_needed]
         loaded = iter(self.loaders.evaluation(test, wanted))
         for (position, part), is_needed in zip(parts, is_loaded, strict=True):
-            images = next(loaded).images.to(device, non_blocking=True) if is_needed else torch.empty(0)
+            images = to_input(next(loaded).images, device) if is_needed else torch.empty(0)
             query: Tensor | None = None
             if learner.query_is_fixed:
                 if not self._queries.knows(part):

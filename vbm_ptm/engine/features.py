@@ -73,11 +73,12 @@ class TaskFeatures:
         )
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
+        to_input = self.loaders.benchmark.transforms.to_input
         table: Tensor | None = None
         position, _ = shares[self.accelerator.process_index]
         for images, _, _ in loader:
             with torch.inference_mode(), self.accelerator.autocast():
-                values = self.learner.query(images.to(self.accelerator.device, non_blocking=True))
+                values = self.learner.query(to_input(images, self.accelerator.device))
                 values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
             if table is None:
                 table = torch.empty(len(wanted), values.shape[1], dtype=values.dtype)

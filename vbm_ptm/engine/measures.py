@@ -128,6 +128,7 @@ class Retention:
     def _correct(self, split: ImageSplit, rows: npt.NDArray[np.int64]) -> Flags:
         """Return for each row whether it is classified correctly; the same on every rank."""
         learner, accelerator = self._learner, self._accelerator
+        to_input = self._loaders.benchmark.transforms.to_input
         found = torch.zeros(len(rows), dtype=torch.int64, device=accelerator.device)
         position, _ = chunk(len(rows), accelerator.process_index, accelerator.num_processes)
         classes = learner.columns(self._task.classes, accelerator.device)
@@ -135,7 +136,7 @@ class Retention:
         learner.eval()
         with seeded(0):
             for images, labels, _ in self._loaders.evaluation(split, self._loaders.parts_of_rank(rows)):
-                here = images.to(accelerator.device, non_blocking=True)
+                here = to_input(images, accelerator.device)
                 with accelerator.autocast():
                     if learner.rules_out_classes:
                         best = classes[learner.predict_task(here, self._task).argmax(1)]

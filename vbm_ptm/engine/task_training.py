@@ -6,7 +6,7 @@ Shapes: G groups of this rank, V views, N = G * V images.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -58,6 +58,7 @@ class TaskTraining:
         visits: When each sample of the task was trained on.
         num_steps: Steps done.
         num_images: Images that they had, over all ranks.
+        data_seconds: How long this rank has waited for them.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class TaskTraining:
         )
         self.num_planned_steps = recipe.workload(self.sampler).num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
+        self.data_seconds = 0.0
         self.visits = VisitLog(len(self.rows))
         self._optimizer: torch.optim.Optimizer | None = None
         self._restored: Mapping[str, Tensor] = {}
@@ -132,7 +134,8 @@ class TaskTraining:
                 optimizer, self.recipe.optimization, epoch, cycle_length=self.sampler.cycle_length
             )
             for number, (positions, batch) in enumerate(zip(steps, loader, strict=True)):
-                self._take_step(model, optimizer, positions, batch)
+                self.data_seconds += loader.waited_seconds
+                self._take_step(model, optimizer, positions, batch, data_seconds=loader.waited_seconds)
                 if plans:
                     self._remember(plans[number], num_groups=len(positions))
                 self._advance(positions)
@@ -148,6 +151,7 @@ class TaskTraining:
             "epoch": self.epoch,
             "step": self.step,
             "num_steps": self.num_steps,
+            "data_seconds": self.data_seconds,
             "readings": self.readings.state(),
             "tallies": self.tallies(),
         }
@@ -177,6 +181,7 @@ class TaskTraining:
                 self._count(positions, epoch)
         self.epoch, self.step = state["epoch"], state["step"]
         assert self.num_steps == state["num_steps"]
+        self.data_seconds = state.get("data_seconds", 0.0)
         self.readings.load_state(state["readings"])
         for name, counts in state.get(
             "tallies", {}
@@ -209,7 +214,13 @@ class TaskTraining:
         self.learner.remember(slots, admitted)
 
     def _take_step(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, positions: list[int], batch: ViewBatch
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        positions: list[int],
+        batch: ViewBatch,
+        *,
+        data_seconds: float,
     ) -> None:
         """Forward and backward over the micro-batches, one step of the optimizer."""
         rank = self.accelerator.process_index
@@ -237,12 +248,14 @@ class TaskTraining:
             images=len(positions) * self.num_views,
             groups=len(positions),
             views=self.num_views,
+            data_seconds=round(data_seconds, 6),
             learning_rates={group["name"]: group["lr"] for group in optimizer.param_groups},
         )
 
     def _accumulate_gradients(self, model: nn.Module, batch: ViewBatch) -> dict[str, Tensor]:
         """Leave the gradient of the whole step with the parameters; return the loss parts, those of the whole step."""
         micro_batches = cut_into_micro_batches(batch, self.recipe.optimization.gradient_accumulation_steps)
+        normalize = self.loaders.benchmark.transforms.normalization
         totals: dict[str, Tensor] = {}
         self._weak_logits.clear()
         for number, micro_batch in enumerate(micro_batches, start=1):
@@ -250,8 +263,9 @@ class TaskTraining:
             # Ranks share their gradients once a step.
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.accelerator.no_sync(model):
-                images, labels = flattened(here)
-                output = model(images, labels, tuple(Replay(*flattened(draw)) for draw in here.replays))
+                images, labels = flattened(here, normalize)
+                replays = tuple(Replay(*flattened(draw, normalize)) for draw in here.replays)
+                output = model(images, labels, replays)
                 if self.num_steps or number > 1:
                     check_terms(
                         [*output.auxiliary, *(name for draw in output.replays for name in draw.terms)]
@@ -326,10 +340,11 @@ def cut_into_micro_batches(batch: ViewBatch, count: int) -> list[ViewBatch]:
     ]
 
 
-def flattened(batch: ViewBatch) -> tuple[Tensor, ...]:
-    """Return images (N,C,H,W), labels (N,) and, of a draw, slots (N,), the views of a group side by side."""
+def flattened(batch: ViewBatch, normalize: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+    """Return normalised images (N,C,H,W), labels (N,) and, of a draw, slots (N,), the views of a group side by side."""
     columns = (batch.labels,) if batch.slots is None else (batch.labels, batch.slots)
-    return batch.images.flatten(0, 1), *(column.repeat_interleave(batch.num_views) for column in columns)
+    images = normalize(batch.images.flatten(0, 1))
+    return images, *(column.repeat_interleave(batch.num_views) for column in columns)
 
 
 class _TrainingForward(nn.Module):

@@ -240,7 +240,8 @@ def predict(
     while batch := list(islice(readable, stored.loading.evaluation_batch_size)):
         pixels = torch.stack([stored.transforms.evaluate(image) for _, image in batch])
         with torch.no_grad(), accelerator.autocast():
-            scores = stored.learner.predict(pixels.to(accelerator.device)).float().cpu()
+            here = stored.transforms.to_input(pixels, accelerator.device)
+            scores = stored.learner.predict(here).float().cpu()
         broken = broken_scores(scores)
         if bool(broken.any()):
             names = [
