@@ -194,8 +194,11 @@ class Run:
     store: CheckpointStore
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of one kind that the log holds."""
+        """Return the lines of one kind that the log holds, without what no second run would repeat."""
         lines = [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        for line in lines:
+            if line["event"] == "step":
+                del line["data_seconds"]
         return [line for line in lines if line["event"] == name]
 
 

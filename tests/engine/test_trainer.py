@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.engine.trainer import TaskRecord, parameter_counts
@@ -242,7 +243,7 @@ class TestReproducibility:
         run = new_run(learner, benchmark, seed=3, **optimization)
         run.trainer.fit()
 
-        train, heads = benchmark.datasets.train, []
+        train, heads, normalization = benchmark.datasets.train, [], benchmark.transforms.normalization
         for task, classes in enumerate(((0, 1), (2, 3))):
             weight, bias = torch.empty(2, 48), torch.zeros(2)
             with seeded(seed_for("begin_task", seed=3, task=task)):
@@ -259,9 +260,13 @@ class TestReproducibility:
                 for row in rows:
                     view_seed = seed_for("view", seed=3, task=task, epoch=epoch, sample=row)
                     with seeded(view_seed):
-                        dataset.append(
-                            (benchmark.transforms.weak(train.image(row)), train.labels[row] - classes[0])
-                        )
+                        view = benchmark.transforms.weak(train.image(row))
+                    # As torchvision prepares each image on the host; a run does it for a whole step on its device.
+                    values = v2.functional.to_dtype(view, torch.float32, scale=True)
+                    values = v2.functional.normalize(
+                        values, list(normalization.mean), list(normalization.std)
+                    )
+                    dataset.append((values, train.labels[row] - classes[0]))
                 shuffle = torch.Generator()
                 shuffle.manual_seed(seed_for("sampler", seed=3, task=task, epoch=epoch))
                 order = torch.randperm(len(rows), generator=shuffle).tolist()
@@ -277,6 +282,23 @@ class TestReproducibility:
         for head, (weight, bias) in zip(learner.heads.tasks, heads, strict=True):
             assert torch.equal(head.weight, weight)
             assert torch.equal(head.bias, bias)
+
+    def test_fit__tells_how_long_images_were_waited_for(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        run = new_run(new_learner("finetune"), benchmark_of_three)
+        run.trainer.fit()
+        lines = [json.loads(line) for line in run.log_path.read_text().splitlines()]
+        for record in run.trainer.records:
+            waited = [
+                line["data_seconds"]
+                for line in lines
+                if line["event"] == "step" and line["task"] == record.task_index
+            ]
+            assert len(waited) == record.num_steps
+            assert min(waited) > 0
+            assert record.data_seconds == pytest.approx(sum(waited), abs=1e-3)
+            assert record.data_seconds < record.training_seconds
 
     def test_fit__does_not_depend_on_how_often_it_is_read(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun

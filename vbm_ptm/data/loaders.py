@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -181,11 +182,16 @@ class Loaders:
 
 
 class TrainLoader:
-    """The steps of one task on one rank; one loader serves all epochs, so that its workers stay."""
+    """The steps of one task on one rank; one loader serves all epochs, so that its workers stay.
+
+    Attributes:
+        waited_seconds: How long the batch that came last was waited for; without workers, how long it took to load.
+    """
 
     def __init__(self, parts: _RankParts, loader: ImageLoader) -> None:
         self._parts = parts
         self._loader = loader
+        self.waited_seconds = 0.0
 
     def set_epoch(
         self, epoch: int, *, start_step: int = 0, replays: Sequence[tuple[ReplayPart, ...]] = ()
@@ -205,7 +211,11 @@ class TrainLoader:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[ViewBatch]:
-        return iter(self._loader)
+        asked = time.perf_counter()
+        for batch in self._loader:
+            self.waited_seconds = time.perf_counter() - asked
+            yield batch
+            asked = time.perf_counter()
 
 
 class _RankParts:
@@ -241,7 +251,7 @@ class EvaluationBatch(NamedTuple):
     """Images of one view each.
 
     Attributes:
-        images: (N,C,H,W) float32.
+        images: (N,C,H,W) uint8.
         labels: (N,) int64 class indices.
         sample_ids: (N,) int64 row numbers in the whole split.
     """

@@ -221,6 +221,7 @@ class Trainer:
             frozen_sha256=prints.frozen_sha256,
             trained_sha256=prints.trained_sha256,
             training_seconds=round(training_seconds, 3),
+            data_seconds=round(training.data_seconds, 3),
             end_task_seconds=round(ended - trained, 3),
             evaluation_seconds=round(evaluated - ended, 3),
         )

@@ -64,15 +64,23 @@ class TaskFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTimings:
-    """Seconds that a task took, over all its sittings."""
+    """Seconds that a task took, over all its sittings.
+
+    Attributes:
+        training_seconds: In training steps.
+        data_seconds: Of these, spent by rank 0 on waiting for images; without workers, on loading them.
+        end_task_seconds: In what the learner does at the end.
+        evaluation_seconds: In evaluation.
+    """
 
     training_seconds: float
+    data_seconds: float = 0.0
     end_task_seconds: float
     evaluation_seconds: float
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """All of them; waiting for images is part of training."""
         return self.training_seconds + self.end_task_seconds + self.evaluation_seconds
 
 
