@@ -59,6 +59,7 @@ def build(
     learner.check_room(len(scenario.tasks))
     _check_rehearsal(learner, scenario, is_extended=first_task > 0)
     transforms = transforms_for(config.dataset.transforms, learner.backbone.preprocessing)
+    datasets = datasets.drafted(transforms.draft_size)
     return Setup(config, Benchmark(datasets, scenario, transforms, first_task), learner)
 
 

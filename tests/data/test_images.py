@@ -119,6 +119,29 @@ def test_decode_image__turns_exif_upright(orientation: int, tmp_path: Path) -> N
     assert np.array_equal(np.asarray(decode_image(tmp_path / "a.png")), pixels)
 
 
+def test_decode_image__in_draft_mode_keeps_as_many_pixels_as_asked_for(tmp_path: Path) -> None:
+    pixels = np.tile(np.linspace(0, 255, 640, dtype=np.uint8), (480, 1))
+    image = Image.fromarray(pixels).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    image.save(tmp_path / "a.jpg", quality=95)
+    image.save(tmp_path / "turned.jpg", quality=95, exif=exif)
+    image.save(tmp_path / "a.png")
+    for draft_size, size in (
+        (None, (640, 480)),
+        (241, (640, 480)),
+        (240, (320, 240)),
+        (60, (80, 60)),
+        (9, (80, 60)),
+    ):
+        draft = decode_image(tmp_path / "a.jpg", draft_size=draft_size)
+        assert draft.size == size
+        assert decode_image(tmp_path / "turned.jpg", draft_size=draft_size).size == size[::-1]
+        assert decode_image(tmp_path / "a.png", draft_size=draft_size).size == (640, 480)
+        wanted = image.resize(size, Image.Resampling.BOX)
+        assert np.abs(np.asarray(draft, np.int16) - np.asarray(wanted, np.int16)).max() <= 6
+
+
 def test_decode_image__reads_pixels_under_broken_exif(tmp_path: Path) -> None:
     noise().save(tmp_path / "a.jpg", exif=b"Exif\x00\x00" + b"nonsense" * 4)
     assert decode_image(tmp_path / "a.jpg").size == (16, 24)

@@ -201,6 +201,17 @@ def test_build_transforms__evaluation_resizes_the_shorter_side_then_crops_the_ce
     assert torch.equal(shown, transforms.evaluate(image))
 
 
+def test_build_transforms__draft_decoding_leaves_what_is_resized() -> None:
+    for settings, expected in (
+        ({}, None),
+        ({"draft_decoding": True}, 248),
+        ({"draft_decoding": True, "test_resize": 1.0}, 224),
+        ({"draft_decoding": True, "crop": "resize_then_random"}, 300),
+    ):
+        transforms = build(TransformsConfig(**settings), image_size=224)
+        assert transforms.draft_size == transforms.record.get("draft_size") == expected
+
+
 def test_build_transforms__squeezes_to_300_of_224_before_a_random_crop() -> None:
     transforms = build(
         TransformsConfig(crop="resize_then_random", horizontal_flip=0, normalization="none"), image_size=224

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from vbm_ptm.building import build
 from vbm_ptm.config.run_config import compose
@@ -18,7 +19,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export
-from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, load, predict
+from vbm_ptm.runs.stored_learner import _decoded, evaluate, evaluate_on, load, predict
 
 pytestmark = pytest.mark.slow
 
@@ -163,3 +164,13 @@ def test_evaluate_on__measures_known_classes_by_name_and_refuses_others(
         UsageError, match=r"1 of 4 classes are not among those .* knows: 'unheard of'\. It knows"
     ):
         evaluate_on(tmp_path / "run", str(tmp_path / "some"))
+
+
+def test_draft_decoding__is_that_of_training_evaluation_and_prediction(tmp_path: Path) -> None:
+    overrides = ["dataset.transforms.draft_decoding=true", "dataset.transforms.test_resize=1"]
+    config = compose(dataset="digits", learner="nearest_mean", overrides=overrides).validate()
+    benchmark = build(config).benchmark
+    sizes = {benchmark.datasets.train.draft_size, benchmark.datasets.test.draft_size}
+    assert sizes == {benchmark.transforms.draft_size} == {64}
+    Image.new("RGB", (256, 300)).save(tmp_path / "a.jpg")
+    assert [image.size for _, image in _decoded([tmp_path / "a.jpg"], [], draft_size=64)] == [(64, 75)]

@@ -5,7 +5,7 @@ Shapes: N images of a split.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ class ImageSplit:
         name: "train" or "test".
         source_names: (N,) text: the path below the data set's folder, or the row of the source.
         keys: (N,) text: what the split's hash and its file know each row by; None for the names.
+        draft_size: Pixels that both sides of a JPEG keep where it is decoded in draft mode; None for all pixels.
     """
 
     rows: ImageRows | Dataset
@@ -38,6 +39,7 @@ class ImageSplit:
     name: Literal["train", "test"]
     source_names: pa.Array
     keys: pa.Array | None = None
+    draft_size: int | None = None
 
     @property
     def split_keys(self) -> pa.Array:
@@ -49,7 +51,8 @@ class ImageSplit:
 
     def image(self, index: int) -> Image.Image:
         """Return an image upright and in RGB; an error says which one is bad."""
-        return decode_image(self.rows[int(index)]["image"], name=self.source_name(index))
+        value = self.rows[int(index)]["image"]
+        return decode_image(value, name=self.source_name(index), draft_size=self.draft_size)
 
     def source_name(self, index: int) -> str:
         """Return what the source calls an image."""
@@ -73,3 +76,11 @@ class ImageDatasets:
     class_names: tuple[str, ...]
     split_sha256: str
     record: DataRecord
+
+    def drafted(self, draft_size: int | None) -> ImageDatasets:
+        """Return the same splits, whose JPEGs are decoded in draft mode."""
+        return replace(
+            self,
+            train=replace(self.train, draft_size=draft_size),
+            test=replace(self.test, draft_size=draft_size),
+        )

@@ -61,6 +61,9 @@ class TransformsConfig(Settings):
         normalization: Mean and std: those of the weights, of a data set, or none (values stay in 0..1).
         test_resize: Evaluation resizes the shorter side to this multiple of the size and crops the centre;
             None: the weights' crop fraction.
+        draft_decoding: Decode JPEGs at a half, a quarter or an eighth of their size where both sides keep at least what
+            the evaluation resizes to. Large photographs load several times faster; small crops lose detail, and values
+            differ a little from those of a full decoding, so that results do.
     """
 
     crop: Literal["random_resized", "resize_then_random", "padded"] = "random_resized"
@@ -78,6 +81,7 @@ class TransformsConfig(Settings):
     affine_scale: tuple[float, float] = (0.9, 1.1)
     normalization: Literal["weights", "cifar10", "cifar100", "imagenet", "tiny_imagenet", "none"] = "weights"
     test_resize: float | None = Field(default=None, ge=1)
+    draft_decoding: bool = False
 
     def idle(self) -> dict[str, str]:
         """Return the settings of crops and strong views other than the chosen ones."""
@@ -139,6 +143,7 @@ class ViewTransforms:
         evaluation_operation: RGB image -> RGB image, without randomness.
         normalization: Views -> input of the network.
         record: What the transforms do, for the result of a run.
+        draft_size: As of ``decode_image``, for the images that they get.
     """
 
     weak_operation: v2.Transform
@@ -146,6 +151,7 @@ class ViewTransforms:
     evaluation_operation: v2.Transform
     normalization: Normalization
     record: dict[str, Any]
+    draft_size: int | None = None
 
     def weak(self, image: Image.Image) -> Tensor:
         """Draw a weak view, (C,H,W) uint8."""
@@ -196,7 +202,7 @@ def build_transforms(
             v2.RandomCrop(image_size, padding=image_size // 8),
         ]
     else:
-        side = round(image_size * 300 / 224)
+        side = _squeezed(image_size)
         weak = [v2.Resize((side, side), interpolation=mode), v2.RandomCrop(image_size)]
     if config.horizontal_flip:
         weak.append(v2.RandomHorizontalFlip(config.horizontal_flip))
@@ -209,6 +215,9 @@ def build_transforms(
         if config.test_resize is None
         else round(image_size * config.test_resize)
     )
+    draft_size = None
+    if config.draft_decoding:
+        draft_size = max(shorter_side, _squeezed(image_size) if config.crop == "resize_then_random" else 0)
     evaluation = [v2.Resize(shorter_side, interpolation=mode), v2.CenterCrop(image_size)]
     return ViewTransforms(
         weak_operation=v2.Compose(weak),
@@ -224,8 +233,15 @@ def build_transforms(
             "normalization": config.normalization,
             "mean": list(mean),
             "std": list(std),
+            **({"draft_size": draft_size} if draft_size else {}),
         },
+        draft_size=draft_size,
     )
+
+
+def _squeezed(image_size: int) -> int:
+    """Return the side of the square that ``resize_then_random`` crops from."""
+    return round(image_size * 300 / 224)
 
 
 def _strong_operation(config: TransformsConfig) -> v2.Transform:

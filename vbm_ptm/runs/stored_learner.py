@@ -236,7 +236,7 @@ def predict(
     stored = load(path, task=task, device=device, overrides=overrides)
     accelerator = stored.accelerator
     problems: list[str] = []
-    readable = _decoded(map(Path, images), problems)
+    readable = _decoded(map(Path, images), problems, draft_size=stored.transforms.draft_size)
     while batch := list(islice(readable, stored.loading.evaluation_batch_size)):
         pixels = torch.stack([stored.transforms.evaluate(image) for _, image in batch])
         with torch.no_grad(), accelerator.autocast():
@@ -259,10 +259,12 @@ def predict(
         raise UsageError(*problems)
 
 
-def _decoded(paths: Iterable[Path], problems: list[str]) -> Iterator[tuple[Path, Image]]:
+def _decoded(
+    paths: Iterable[Path], problems: list[str], *, draft_size: int | None
+) -> Iterator[tuple[Path, Image]]:
     """Yield the images that can be read; say of the others why not."""
     for path in paths:
         try:
-            yield path, decode_image(path)
+            yield path, decode_image(path, draft_size=draft_size)
         except UsageError as error:
             problems += error.problems
