@@ -211,8 +211,11 @@ class TrainLoader:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[ViewBatch]:
+        return self._timed(iter(self._loader))  # workers start at once
+
+    def _timed(self, batches: Iterator[ViewBatch]) -> Iterator[ViewBatch]:
         asked = time.perf_counter()
-        for batch in self._loader:
+        for batch in batches:
             self.waited_seconds = time.perf_counter() - asked
             yield batch
             asked = time.perf_counter()
