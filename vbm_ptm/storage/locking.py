@@ -102,3 +102,23 @@ def _is_alive(process: str) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def is_held(path: Path) -> bool | None:
+    """Return whether a process holds a lock file; None where that cannot be known.
+
+    Args:
+        path: What ``sole_holder`` was given.
+    """
+    try:
+        with path.open("rb") as lock:
+            if sys.platform == "win32":
+                return None
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return None
