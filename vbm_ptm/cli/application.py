@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from vbm_ptm.cli import finished, inspection, studies, training, verification
+from vbm_ptm.cli import finished, inspection, studies, training, verification, watching
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure
 from vbm_ptm.launch import (
@@ -61,6 +61,7 @@ def _alone(command: Callable[..., None]) -> Callable[..., None]:
 
 app.command()(training.train)
 app.command()(studies.study)
+app.command()(_alone(watching.watch))
 app.command()(finished.extend)
 app.command()(_alone(finished.evaluate))
 app.command()(_alone(finished.predict))

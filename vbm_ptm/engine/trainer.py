@@ -139,10 +139,19 @@ class Trainer:
             TrainingInterrupted: The stop request came; ``progress`` says what is saved.
         """
         remaining = self.benchmark.scenario.tasks[len(self.records) :]
-        num_steps = sum(self._steps_of(task) for task in remaining) - self._saved_steps
+        steps = [self._steps_of(task) for task in remaining]
+        if self._resumed is None and len(self.records) == self.benchmark.first_task:
+            self.log.write(
+                "plan",
+                first_task=self.benchmark.first_task,
+                epochs=self.recipe.optimization.epochs,
+                steps=steps,
+            )
         if self.records and remaining:
             self.stop.check_after_task(len(self.records) - 1)
-        with ProgressDisplay(num_steps, is_silent=not self.accelerator.is_main_process) as display:
+        with ProgressDisplay(
+            sum(steps) - self._saved_steps, is_silent=not self.accelerator.is_main_process
+        ) as display:
             for task in remaining:
                 self._fit_task(task, display)
                 self._stop_if_asked()

@@ -1,0 +1,103 @@
+"""The command that follows a run."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vbm_ptm.cli.options import Run
+from vbm_ptm.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vbm_ptm.report.live_view import Snapshot
+    from vbm_ptm.report.run_progress import RunProgress
+    from vbm_ptm.runs.watching import RunWatcher
+
+# A run in one of these states will write no more by itself.
+_OVER = ("finished", "stopped", "failed", "dead")
+
+
+def watch(
+    run: Run,
+    once: Annotated[
+        bool, typer.Option("--once", metavar="", help="Show how it stands now, and leave.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Follow a run in the terminal, from its log: also one of another process, or one that has not begun.
+
+    Leaves with exit code 0 when the run is finished, with 1 when nobody works on it any more. Ctrl-C leaves the watch,
+    not the run.
+    """
+    from vbm_ptm.cli.printing import stdout
+    from vbm_ptm.runs.watching import RunWatcher
+
+    if once and not run.exists():
+        raise UsageError(
+            f"there is nothing at {run}; give the run directory, or leave --once out to wait for it."
+        )
+    watcher, console = RunWatcher(run), stdout()
+    if once:
+        _show(console, watcher.look(is_thorough=True))
+        return
+    follow = _follow_on_screen if console.is_terminal else _follow_in_lines
+    try:
+        last = follow(watcher, console, interval)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if last.state != "finished":
+        raise typer.Exit(1)
+
+
+def _show(console: Console, snapshot: Snapshot) -> None:
+    from vbm_ptm.report.live_view import live_view
+
+    width = max(10, min(console.width, 160) - 46)
+    console.print(live_view(snapshot, width=min(width, 60), is_plain=_is_plain(console)))
+
+
+def _is_plain(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def _follow_on_screen(watcher: RunWatcher, console: Console, interval: float) -> Snapshot:
+    """Draw the run anew at every look, until it is over."""
+    from rich.live import Live
+
+    from vbm_ptm.report.live_view import live_view
+
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            snapshot = watcher.look()
+            width = max(10, min(console.width - 46, 60))
+            live.update(live_view(snapshot, width=width, is_plain=_is_plain(console)), refresh=True)
+            if snapshot.state in _OVER:
+                return snapshot
+            time.sleep(interval)
+
+
+def _follow_in_lines(watcher: RunWatcher, console: Console, interval: float) -> Snapshot:
+    """Print a line for every epoch and task, and where the run stops moving, until it is over."""
+    said: tuple[str, str] | None = None
+    progress: RunProgress | None = None
+    num_shown = 0
+    while True:
+        snapshot = watcher.look()
+        if snapshot.progress is not progress:
+            if progress is not None:
+                console.print("the run has gone back to its checkpoint", soft_wrap=True)
+            progress, num_shown = snapshot.progress, 0
+            console.print(snapshot.title, soft_wrap=True)
+        for line in snapshot.progress.lines[num_shown:]:
+            console.print(line, soft_wrap=True)
+        num_shown = len(snapshot.progress.lines)
+        if said is None or snapshot.state != said[0]:
+            said = snapshot.state, snapshot.note
+            console.print(": ".join(part for part in said if part), soft_wrap=True)
+        if snapshot.state in _OVER:
+            return snapshot
+        time.sleep(interval)
