@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from vbm_ptm.cli import main
 from vbm_ptm.learners.registry import list_learners
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.runs import stored_learner
+from vbm_ptm.runs.measurement import Measurement
 
 NAMES = ("train", "test", "10")
 SIZES = {"train": (9, 5, 7), "test": (3, 2, 4)}
@@ -147,15 +149,16 @@ def test_evaluate__names_classes_in_its_table(finished: Path, capsys: pytest.Cap
 def test_evaluate__exits_1_if_the_same_images_give_other_counts(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = stored_learner.evaluate
+    measure = stored_learner.measure
 
-    def one_less(*arguments: Any, **options: Any) -> AccuracyMatrix:
-        values = measure(*arguments, **options).to_dict()
+    def one_less(*arguments: Any, **options: Any) -> Measurement:
+        measured = measure(*arguments, **options)
+        values = measured.matrix.to_dict()
         for name in ("class_incremental_top1", "task_incremental_top1"):
             values["rows"][-1][0][name] -= 1
-        return AccuracyMatrix.from_dict(values)
+        return replace(measured, matrix=AccuracyMatrix.from_dict(values))
 
-    monkeypatch.setattr(stored_learner, "evaluate", one_less)
+    monkeypatch.setattr(stored_learner, "measure", one_less)
     assert main(["evaluate", str(finished), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["equals_training"] is False
     assert main(["evaluate", str(finished)]) == 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +26,7 @@ from vbm_ptm.launch import is_main_process
 
 if TYPE_CHECKING:
     from vbm_ptm.metrics import AccuracyMatrix
+    from vbm_ptm.runs.measurement import ClassCount
     from vbm_ptm.storage.checkpoint_state import CheckpointState
 
 
@@ -35,28 +38,64 @@ def evaluate(
     dataset: Annotated[
         str | None, typer.Option(help="Measure on this data set; on the run's own test images without it.")
     ] = None,
+    per_class: Annotated[
+        bool, typer.Option("--per-class", metavar="", help="Show the accuracy on each class, too.")
+    ] = False,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write with a line for every test image: .csv or .jsonl; replaced if it is there."
+        ),
+    ] = None,
     changes: Changes = None,
     device: DeviceInUse = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a stored learner again on the test images of all tasks it had seen, or on another data set."""
     from vbm_ptm.report.tables import task_table
-    from vbm_ptm.runs.stored_learner import evaluate as measure
-    from vbm_ptm.runs.stored_learner import evaluate_on
+    from vbm_ptm.runs.measurement import check_prediction_file, write_predictions
+    from vbm_ptm.runs.stored_learner import measure, measure_on
 
     index = None if task is None else task - 1
-    if dataset is not None:
-        measured = evaluate_on(run, dataset, task=index, device=device, overrides=changes or ())
-        if as_json:
-            print_json({"metrics": measured.summary()})
-        else:
-            stdout().print(task_table(measured, [dataset], after=0))
-        return
-    measured = measure(run, task=index, device=device, overrides=changes or ())
-    _compare_with_training(run, index, measured, as_json=as_json)
+    if predictions is not None:
+        check_prediction_file(predictions)
+    if dataset is None:
+        measured = measure(run, task=index, device=device, overrides=changes or ())
+    else:
+        measured = measure_on(run, dataset, task=index, device=device, overrides=changes or ())
+    if predictions is not None:
+        write_predictions(predictions, measured.images)
+    classes = measured.per_class() if per_class else []
+    more = {"classes": [asdict(each) | {"accuracy": each.accuracy} for each in classes]} if per_class else {}
+    if dataset is None:
+        _compare_with_training(run, index, measured.matrix, classes=classes, more=more, as_json=as_json)
+    elif as_json:
+        print_json({"metrics": measured.matrix.summary(), **more})
+    else:
+        stdout().print(task_table(measured.matrix, [dataset], after=0))
+        _show_classes(classes)
 
 
-def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatrix, *, as_json: bool) -> None:
+def _show_classes(classes: Sequence[ClassCount]) -> None:
+    """Print a line for each class, if any are to be shown."""
+    if classes:
+        from vbm_ptm.report.tables import class_table
+
+        rows = [
+            (each.name, each.tasks, each.num_correct, each.num_images, each.taken_for) for each in classes
+        ]
+        stdout().print(class_table(rows))
+
+
+def _compare_with_training(
+    run: Path,
+    index: int | None,
+    measured: AccuracyMatrix,
+    *,
+    classes: Sequence[ClassCount],
+    more: Mapping[str, Any],
+    as_json: bool,
+) -> None:
     from vbm_ptm.runs.directory import RunDirectory
 
     state = RunDirectory(run).checkpoint(index).state
@@ -66,9 +105,10 @@ def _compare_with_training(run: Path, index: int | None, measured: AccuracyMatri
         for one, other in zip(now, then, strict=True)
     )
     if as_json:
-        print_json({"metrics": measured.summary(), "equals_training": is_equal})
+        print_json({"metrics": measured.summary(), "equals_training": is_equal, **more})
     else:
         _show_comparison(state, measured, is_equal=is_equal)
+        _show_classes(classes)
     if not is_equal and [cell and cell.total for cell in now] == [cell and cell.total for cell in then]:
         # Other test images may give other counts; the same ones may not.
         raise typer.Exit(1)
@@ -105,33 +145,38 @@ def predict(
     images = find_images(paths)
     index = None if task is None else task - 1
     predictions = classify(run, images, top_k=top_k, task=index, device=device, overrides=changes or ())
-    rows: list[tuple[str, list[tuple[str, float]]]] = []
+    rows: list[tuple[str, list[tuple[str, float, float]]]] = []
     broken: UsageError | None = None
     try:
         for item in predictions:
-            rows.append((str(item.path), list(zip(item.class_names, item.scores, strict=True))))
+            ranked = zip(item.class_names, item.scores, item.probabilities, strict=True)
+            rows.append((str(item.path), list(ranked)))
     except UsageError as error:
         if not rows:
             raise
         broken = error  # what could be classified is shown first
     if as_json:
         print_json(
-            [{"path": path, "classes": [{"name": n, "score": s} for n, s in best]} for path, best in rows]
+            [
+                {"path": path, "classes": [{"name": n, "score": s, "probability": p} for n, s, p in best]}
+                for path, best in rows
+            ]
         )
     elif csv:
         import csv as writer
 
         lines = writer.writer(sys.stdout)
-        lines.writerow(["path", "rank", "class", "score"])
+        lines.writerow(["path", "rank", "class", "score", "probability"])
         lines.writerows(
             (path, rank, *best) for path, ranked in rows for rank, best in enumerate(ranked, start=1)
         )
     else:
         from rich.table import Column, Table
 
-        table = Table(Column("image", overflow="fold"), "class", "score", "then")
-        for path, ((name, score), *others) in rows:
-            table.add_row(path, name, f"{score:.3f}", ", ".join(f"{n} {s:.3f}" for n, s in others))
+        table = Table(Column("image", overflow="fold"), "class", "score", "probability", "then")
+        for path, ((name, score, probability), *others) in rows:
+            then = ", ".join(f"{n} {s:.3f} ({p:.1%})" for n, s, p in others)
+            table.add_row(path, name, f"{score:.3f}", f"{probability:.1%}", then)
         stdout().print(table)
     if broken:
         raise broken

@@ -50,11 +50,15 @@ class Evaluation(NamedTuple):
         cells: Counts of each evaluated task.
         labels: (N,) class indices of the test images, task after task, each task's in the order of its rows.
         predictions: (N,) the class with the best score of all seen classes.
+        scores: (N,) float32, that score.
+        probabilities: (N,) float32, what a softmax over the scores of all seen classes makes of it.
     """
 
     cells: list[AccuracyCell]
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
 
 
 class Evaluator:
@@ -92,6 +96,7 @@ class Evaluator:
         learner.eval()
         broken: list[int] = []
         predictions = [torch.zeros(len(task_rows), dtype=torch.int64) for task_rows in rows]
+        confidences = [torch.zeros(len(task_rows), 2) for task_rows in rows]
         for batch in self._batches(learner, tasks, rows):
             task = tasks[batch.position]
             own: Tensor | None = None
@@ -104,6 +109,9 @@ class Evaluator:
             cells[batch.position] += _count(learner, task, scores, batch.labels, own)
             places = np.searchsorted(rows[batch.position], batch.rows.numpy())
             predictions[batch.position][places] = scores.argmax(1)
+            confidences[batch.position][places] = torch.stack(
+                [scores.amax(1), probabilities(scores).amax(1)], dim=1
+            )
         self._refuse(sorted(set(broken)))
         cells = self._over_ranks(cells)
         counted, expected = [cell.total for cell in cells], [len(task_rows) for task_rows in rows]
@@ -113,15 +121,21 @@ class Evaluator:
                 f"the data set holds {expected}: these accuracies would be wrong."
             )
         labels = [benchmark.class_indices(benchmark.datasets.test)[task_rows] for task_rows in rows]
-        return Evaluation(cells, np.concatenate(labels), self._from_ranks(torch.cat(predictions)))
+        confidence = self._from_ranks(torch.cat(confidences)).numpy()
+        return Evaluation(
+            cells,
+            np.concatenate(labels),
+            self._from_ranks(torch.cat(predictions)).numpy(),
+            confidence[:, 0],
+            confidence[:, 1],
+        )
 
-    def _from_ranks(self, predictions: Tensor) -> NDArray[np.int64]:
-        """Put the predictions of all ranks together; each has zeros where another one has looked."""
-        if self.accelerator.num_processes > 1:
-            summed = self.accelerator.reduce(predictions.to(self.accelerator.device), reduction="sum")
-            predictions = summed.cpu()
-        found: NDArray[np.int64] = predictions.numpy()
-        return found
+    def _from_ranks(self, values: Tensor) -> Tensor:
+        """Put the values of all ranks together; each has zeros where another one has looked."""
+        if self.accelerator.num_processes == 1:
+            return values
+        summed: Tensor = self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum")
+        return summed.cpu()
 
     def _refuse(self, broken: list[int]) -> None:
         """Raise on all ranks if an image of any of them has no finite score."""
@@ -175,6 +189,14 @@ class Evaluator:
         table = torch.tensor([[getattr(cell, name) for name in names] for cell in cells])
         summed = self.accelerator.reduce(table.to(self.accelerator.device), reduction="sum").tolist()
         return [AccuracyCell(**dict(zip(names, row, strict=True))) for row in summed]
+
+
+def probabilities(scores: Tensor) -> Tensor:
+    """Return (N,K) what a softmax makes of scores (N,K): 0 for classes that are ruled out, also where all of them are.
+
+    They are calibrated for no learner; where scores are similarities or distances they only keep their order.
+    """
+    return scores.double().softmax(1).nan_to_num(0.0).float()
 
 
 def confusion_facts(judged: Evaluation, *, seen: Sequence[Task], first_task: int) -> dict[str, Any]:

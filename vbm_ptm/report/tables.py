@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from rich.table import Table
@@ -154,6 +154,25 @@ def task_table(matrix: AccuracyMatrix, task_names: Sequence[str], *, after: int)
     pooled = [matrix.curve(top=top, scope=scope)[after] for scope in scopes for top in TOPS]
     table.add_section()
     table.add_row("all seen", str(sum(cell.total for cell in cells)), *map(percent, pooled))
+    return table
+
+
+def class_table(rows: Iterable[tuple[str, Sequence[int], int, int, tuple[str, int] | None]]) -> Table:
+    """Return a line per class.
+
+    Args:
+        rows: Name, numbers of its tasks, correct and all test images, and the wrong class that they were most often
+            given, with how often.
+    """
+    table = Table(title="Accuracy on each class, in percent, among all seen classes")
+    for heading, is_number in (("class", False), ("task", True), ("test images", True), ("correct", True)):
+        table.add_column(heading, justify="right" if is_number else "left")
+    table.add_column("accuracy", justify="right")
+    table.add_column("most often taken for")
+    for name, tasks, num_correct, num_images, taken_for in rows:
+        wrong = f"{taken_for[0]} ({taken_for[1]})" if taken_for else ""
+        numbers = ", ".join(map(str, tasks)), str(num_images), str(num_correct)
+        table.add_row(name, *numbers, percent(100 * num_correct / num_images), wrong)
     return table
 
 

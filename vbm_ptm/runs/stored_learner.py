@@ -26,11 +26,12 @@ from vbm_ptm.data.scenario import Scenario, Task
 from vbm_ptm.data.transforms import ViewTransforms
 from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator, loaders_for
 from vbm_ptm.engine.contract import broken_scores
-from vbm_ptm.engine.evaluator import Evaluator
+from vbm_ptm.engine.evaluator import Evaluator, probabilities
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.runs.directory import RunDirectory
+from vbm_ptm.runs.measurement import Measurement
 from vbm_ptm.runs.resuming import restore_checked
 from vbm_ptm.storage.checkpoint import Checkpoint, restore
 from vbm_ptm.storage.portable import is_portable, read_portable
@@ -43,6 +44,17 @@ def evaluate(
     device: Device | None = None,
     overrides: Sequence[str] = (),
 ) -> AccuracyMatrix:
+    """Return the accuracies alone of what ``measure`` returns; the arguments are the same."""
+    return measure(run_directory, task=task, device=device, overrides=overrides).matrix
+
+
+def measure(
+    run_directory: Path | str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> Measurement:
     """Measure a stored learner again on the test images of all tasks that it had seen.
 
     Args:
@@ -52,8 +64,8 @@ def evaluate(
         overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
 
     Returns:
-        A matrix whose last row is the new measurement; the rows before it are gaps, since those learners were not
-        measured.
+        What is said of every image, and a matrix whose last row is the new measurement; the rows before it are gaps,
+        since those learners were not measured.
     """
     directory = RunDirectory(Path(run_directory))
     config = directory.config(overrides)
@@ -71,9 +83,10 @@ def evaluate(
     restore_checked(setup, checkpoint)
     setup.learner.to(accelerator.device)
     evaluator = Evaluator(accelerator, loaders_for(accelerator, setup.benchmark, config.data))
-    tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)
-    cells = evaluator.evaluate(setup.learner, tasks[num_gaps:])
-    return AccuracyMatrix.of_last_row(cells, after=checkpoint.task_index, first_task=num_gaps)
+    tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)[num_gaps:]
+    judged = evaluator.judge(setup.learner, tasks)
+    matrix = AccuracyMatrix.of_last_row(judged.cells, after=checkpoint.task_index, first_task=num_gaps)
+    return Measurement.of(judged, matrix, benchmark=setup.benchmark, tasks=tasks)
 
 
 def evaluate_on(
@@ -84,6 +97,18 @@ def evaluate_on(
     device: Device | None = None,
     overrides: Sequence[str] = (),
 ) -> AccuracyMatrix:
+    """Return the accuracies alone of what ``measure_on`` returns; the arguments are the same."""
+    return measure_on(path, dataset, task=task, device=device, overrides=overrides).matrix
+
+
+def measure_on(
+    path: Path | str,
+    dataset: str,
+    *,
+    task: int | None = None,
+    device: Device | None = None,
+    overrides: Sequence[str] = (),
+) -> Measurement:
     """Measure a stored learner on the test images of any data set whose classes it knows by name.
 
     Args:
@@ -94,7 +119,8 @@ def evaluate_on(
         overrides: As for ``load``; what begins with ``dataset.`` is of this data set.
 
     Returns:
-        A matrix with a single cell: among all classes that the learner has seen, and among those of the data set.
+        What is said of every image, and a matrix with a single cell: among all classes that the learner has seen, and
+        among those of the data set.
 
     Raises:
         UsageError: The learner has not learned a class of that name.
@@ -119,16 +145,27 @@ def evaluate_on(
     scenario = Scenario("class_incremental", stored.class_names, (), (everything,), indices)
     benchmark = Benchmark(datasets, scenario, stored.transforms)
     evaluator = Evaluator(stored.accelerator, loaders_for(stored.accelerator, benchmark, stored.loading))
-    return AccuracyMatrix.of_last_row(evaluator.evaluate(stored.learner, [everything]))
+    judged = evaluator.judge(stored.learner, [everything])
+    matrix = AccuracyMatrix.of_last_row(judged.cells)
+    return Measurement.of(judged, matrix, benchmark=benchmark, tasks=[everything], has_tasks=False)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best classes of one image, best first."""
+    """The best classes of one image, best first.
+
+    Attributes:
+        path: The image.
+        class_names: Of the classes.
+        scores: What the learner gives them.
+        probabilities: What a softmax over the scores of all seen classes makes of them; see
+            ``vbm_ptm.engine.evaluator.probabilities``.
+    """
 
     path: Path
     class_names: tuple[str, ...]
     scores: tuple[float, ...]
+    probabilities: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -251,10 +288,11 @@ def predict(
                 f"the scores of {some_names(names)} are NaN or infinite: {path} is of no use."
             )
         best = scores.topk(min(top_k, scores.shape[1]), dim=1)
-        for (file, _), values, indices in zip(batch, best.values, best.indices, strict=True):
+        shares = probabilities(scores).gather(1, best.indices)
+        for (file, _), values, indices, own in zip(batch, best.values, best.indices, shares, strict=True):
             finite = values.isfinite()
             chosen = tuple(stored.class_names[index] for index in indices[finite].tolist())
-            yield Prediction(file, chosen, tuple(values[finite].tolist()))
+            yield Prediction(file, chosen, tuple(values[finite].tolist()), tuple(own[finite].tolist()))
     if problems:
         raise UsageError(*problems)
 

@@ -17,10 +17,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vbm_ptm.errors import UsageError
+
 logger = logging.getLogger(__name__)
 
 # What a file system answers that cannot force a file or a directory to the disk.
 _CANNOT_SYNC = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that a file can be written before anything is computed for it.
+
+    Raises:
+        UsageError: It is a directory, or one cannot write where it should lie.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give the name of a file.")
+    nearest = next(each for each in path.absolute().parents if each.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{path} cannot be written: {nearest} is a file.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: no permission to write in {nearest}.")
 
 
 def write_json(path: Path, value: Any) -> None:
