@@ -23,6 +23,7 @@ SMALL = {
     "ran_pac": ["learner.projection_width=30"],
     # The preset's initialization is one of ResNet-18's.
     "expandable": ["backbone.initialization=torch", "learner.balanced_epochs=1"],
+    "tcil": ["backbone.initialization=torch"],
     "wa": ["backbone.initialization=torch"],
 }
 

@@ -136,6 +136,7 @@ EXPANDABLE = (
     | own(reset_epoch=10, balanced_epochs=30, balanced_learning_rate=0.1, balanced_batch_size=128)
     | own(balanced_weight_decay=5e-4, balanced_temperature=5.0)
 )
+TCIL = own(reset_epoch=10, temperature=2.0, answer_weight=0.5, map_weight=0.5, map_epochs=50, distils_new_maps=False)
 
 # (learner, data set) -> source, what "official" has to be, and what is different in "paper".
 REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
@@ -283,6 +284,10 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ),
     **{key: (source, numbers) for key, (source, numbers, _) in REHEARSAL.items()},
     ("expandable", "cifar100"): ("DER-ClassIL.pytorch: exps/der_womask_10steps.yaml", ONE_VIEW | EXPANDABLE),
+    ("tcil", "cifar100"): (
+        "TCIL: the schedule of DER-ClassIL.pytorch, half of each distillation, temperature 2",
+        ONE_VIEW | S_CIFAR100 | TCIL,
+    ),
     ("wa", "cifar100"): ("DER-ClassIL.pytorch: align.py", ONE_VIEW | S_CIFAR100 | own(temperature=2.0)),
 }  # fmt: skip
 
@@ -308,6 +313,7 @@ PAPER: dict[tuple[str, str], tuple[str, Numbers]] = {
     },
     **{key: (source, numbers | paper) for key, (source, numbers, paper) in REHEARSAL.items()},
     ("expandable", "cifar100"): ("views are not stated", EXPANDABLE | FOUR_VIEWS),
+    ("tcil", "cifar100"): ("views are not stated", S_CIFAR100 | TCIL | FOUR_VIEWS),
     ("wa", "cifar100"): ("cited as a baseline", S_CIFAR100 | ONE_VIEW),
 }
 
@@ -333,6 +339,7 @@ EMBEDDED: dict[str, Numbers] = {
     "der_pp": NARROW | schedule(learning_rate=0.03),
     "lwf": NARROW | schedule(learning_rate=0.01),
     "expandable": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
+    "tcil": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200, reset_epoch=2, map_epochs=6),
     "wa": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
     "nearest_mean": {},
     "ran_pac": {},

@@ -86,6 +86,21 @@ def test_load_backbone__takes_timm_models_from_scratch() -> None:
         assert backbone.query(torch.randn(1, 3, 32, 32)).shape == (1, backbone.width)
 
 
+def test_feature_map__has_the_width_of_the_features_and_their_mean() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    for name, side in (("resnet18_cifar", 4), ("test_resnet.r160_in1k", 1)):
+        backbone = load(name, **({} if name == "resnet18_cifar" else {"from_scratch": True}), image_size=32)
+        maps = backbone.eval().feature_map(images)
+        assert maps.shape == (2, backbone.width, side, side)
+        torch.testing.assert_close(maps.mean((2, 3)), backbone.features(images))
+    vit = load("test_vit.r160_in1k", from_scratch=True, image_size=32).eval()
+    maps = vit.feature_map(images)
+    assert maps.shape == (2, vit.width, 2, 2)
+    torch.testing.assert_close(maps[:, :, 1, 0], vit.encode(images)[:, 3])
+    with pytest.raises(UsageError, match="needed: a map of 1024 channels"):
+        load("mobilenetv3_small_050.lamb_in1k", from_scratch=True, image_size=32).eval().feature_map(images)
+
+
 def test_load_backbone__of_a_classifier_after_pooling_has_its_true_width() -> None:
     backbone = load("mobilenetv3_small_050.lamb_in1k", from_scratch=True, image_size=32)
     assert backbone.query(torch.randn(1, 3, 32, 32)).shape == (1, backbone.width)

@@ -39,11 +39,12 @@ from vbm_ptm.randomness import seed_for, seeded
 pytestmark = pytest.mark.distributed
 
 NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
-ON_RESNET = ("finetune", "er", "icarl", "der_pp", "lwf", "expandable")  # with batch norm
+ON_RESNET = ("finetune", "er", "icarl", "der_pp", "lwf", "expandable", "tcil")  # with batch norm
 QUICK: dict[str, dict[str, Any]] = {
     **{name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")},
     "icarl": {"capacity": 9},
     "wa": {"capacity": 9},
+    "tcil": {"capacity": 9, "reset_epoch": 1},
     "expandable": {"capacity": 9, "reset_epoch": 1, "balanced_epochs": 2},
     "slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8},
 }

@@ -169,7 +169,7 @@ def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
     assert run.trainer.records[-1].learner_report["buffer"]["per_class"] == {str(k): 2 for k in range(6)}
 
 
-@pytest.mark.parametrize("name", ["icarl", "lwf", "expandable", "wa"])
+@pytest.mark.parametrize("name", ["icarl", "lwf", "expandable", "tcil", "wa"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     benchmark_of_three: Benchmark,
@@ -179,7 +179,7 @@ def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     step: int,
 ) -> None:
     def fresh() -> Learner:
-        return new_learner(name, on_resnet=True, **({"reset_epoch": 1} if name == "expandable" else {}))
+        return new_learner(name, on_resnet=True, **({"reset_epoch": 1} if name in ("expandable", "tcil") else {}))
 
     settings = {"num_views": 2, "every": "1 steps", "log_every": 1}
     whole = new_run(fresh(), benchmark_of_three, name="whole", **settings)

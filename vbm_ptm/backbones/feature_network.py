@@ -5,10 +5,13 @@ Shapes: N images, D width.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from vbm_ptm.backbones.batch_norm import with_global_batch_norm
 from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord
+from vbm_ptm.errors import UsageError
 
 
 class FeatureNetwork(Backbone):
@@ -39,3 +42,16 @@ class FeatureNetwork(Backbone):
         """Return one vector per image (N,D)."""
         vectors: Tensor = self.network(images)
         return vectors
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Return the last feature map (N,D,h,w)."""
+        network: Any = self.network
+        values: Tensor = network.forward_features(images)
+        if values.ndim == 4 and values.shape[3] == self.width != values.shape[1]:
+            values = values.permute(0, 3, 1, 2)
+        if values.ndim != 4 or values.shape[1] != self.width:
+            raise UsageError(
+                f"this backbone makes {tuple(values.shape[1:])} of an image before its features; needed: a map of "
+                f"{self.width} channels, as ResNets have."
+            )
+        return values

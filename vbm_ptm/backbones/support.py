@@ -112,6 +112,14 @@ class Backbone(nn.Module):
         """Return one vector per image (N,D), with gradient, in the mode that the network is in."""
         raise NotImplementedError
 
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Return one vector per image and place (N,D,h,w), with gradient, in the mode that the network is in.
+
+        Raises:
+            UsageError: The network has no such map.
+        """
+        raise NotImplementedError
+
     def query(self, images: Tensor) -> Tensor:
         """Return the features (N,D) without gradient.
 

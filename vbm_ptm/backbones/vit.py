@@ -5,6 +5,7 @@ Shapes: N images, T tokens, P patches, D width, H heads, L prompt length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -127,6 +128,12 @@ class PromptableViT(Backbone):
     def features(self, images: Tensor) -> Tensor:
         """Return the class token (N,D) of the model without prompts."""
         return self.encode(images)[:, 0]
+
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Return the patches (N,D,h,w) of the model without prompts, on their square grid."""
+        patches = self.encode(images)[:, 1:]
+        side = math.isqrt(patches.shape[1])
+        return patches.transpose(1, 2).unflatten(2, (side, side))
 
     def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
         """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""
