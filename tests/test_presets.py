@@ -136,7 +136,9 @@ EXPANDABLE = (
     | own(reset_epoch=10, balanced_epochs=30, balanced_learning_rate=0.1, balanced_batch_size=128)
     | own(balanced_weight_decay=5e-4, balanced_temperature=5.0)
 )
-TCIL = own(reset_epoch=10, temperature=2.0, answer_weight=0.5, map_weight=0.5, map_epochs=50, distils_new_maps=False)
+TCIL = own(
+    reset_epoch=10, temperature=2.0, answer_weight=0.5, map_weight=0.5, map_epochs=50, distils_new_maps=False
+)
 
 # (learner, data set) -> source, what "official" has to be, and what is different in "paper".
 REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
@@ -339,7 +341,9 @@ EMBEDDED: dict[str, Numbers] = {
     "der_pp": NARROW | schedule(learning_rate=0.03),
     "lwf": NARROW | schedule(learning_rate=0.01),
     "expandable": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
-    "tcil": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200, reset_epoch=2, map_epochs=6),
+    "tcil": NARROW
+    | schedule(learning_rate=0.03, momentum=0.9)
+    | own(capacity=200, reset_epoch=2, map_epochs=6),
     "wa": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
     "nearest_mean": {},
     "ran_pac": {},

@@ -179,7 +179,9 @@ def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     step: int,
 ) -> None:
     def fresh() -> Learner:
-        return new_learner(name, on_resnet=True, **({"reset_epoch": 1} if name in ("expandable", "tcil") else {}))
+        return new_learner(
+            name, on_resnet=True, **({"reset_epoch": 1} if name in ("expandable", "tcil") else {})
+        )
 
     settings = {"num_views": 2, "every": "1 steps", "log_every": 1}
     whole = new_run(fresh(), benchmark_of_three, name="whole", **settings)

@@ -14,7 +14,10 @@ from vbm_ptm.losses import softened_divergence
 from vbm_ptm.randomness import seeded
 
 TASKS = (Task(0, (0, 1), (0, 1), 2), Task(1, (2, 3, 4), (2, 3, 4), 5))
-IMAGES, LABELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 4])
+IMAGES, LABELS = (
+    torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+    torch.tensor([0, 2, 1, 4]),
+)
 
 
 def in_second_task(build: Callable[..., Learner], **settings: object) -> Learner:
@@ -55,7 +58,9 @@ def test_tcil__distils_answers_of_all_images_and_maps_of_old_classes(build: Call
             parameter.add_(0.05 * torch.randn_like(parameter))
     output = learner(IMAGES, LABELS)
     old, new = learner.earlier[0].backbone.feature_map(IMAGES), learner.backbone.feature_map(IMAGES)
-    expected = 0.5 * 0.5 * map_distance(new, old) * torch.tensor([1, 0, 1, 0])  # half of the way to the full weight
+    expected = (
+        0.5 * 0.5 * map_distance(new, old) * torch.tensor([1, 0, 1, 0])
+    )  # half of the way to the full weight
     torch.testing.assert_close(output.auxiliary["maps"], expected)
     assert float(expected[0]) > 0
     taught = learner.teacher(old)
@@ -63,7 +68,9 @@ def test_tcil__distils_answers_of_all_images_and_maps_of_old_classes(build: Call
         output.auxiliary["answers"], 2 * softened_divergence(output.logits[:, :2], taught, temperature=2)
     )
     sum(value.sum() for value in output.auxiliary.values()).backward()
-    assert all(parameter.grad is None for parameter in [*learner.teacher.parameters(), *learner.earlier.parameters()])
+    assert all(
+        parameter.grad is None for parameter in [*learner.teacher.parameters(), *learner.earlier.parameters()]
+    )
     both = in_second_task(build, distils_new_maps=True)
     with torch.no_grad():
         next(iter(both.backbone.parameters())).add_(0.1)

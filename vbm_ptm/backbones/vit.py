@@ -133,7 +133,8 @@ class PromptableViT(Backbone):
         """Return the patches (N,D,h,w) of the model without prompts, on their square grid."""
         patches = self.encode(images)[:, 1:]
         side = math.isqrt(patches.shape[1])
-        return patches.transpose(1, 2).unflatten(2, (side, side))
+        maps: Tensor = patches.transpose(1, 2).unflatten(2, (side, side))
+        return maps
 
     def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
         """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""

@@ -1,4 +1,4 @@
-"""Feature maps of several backbones, brought together by attention (TCIL's "feature fusion module"), and their distance.
+"""Feature maps of several backbones, fused by attention (the "feature fusion module" of TCIL), and their distance.
 
 Shapes: N images, C channels of all maps together, h x w places.
 """
@@ -25,7 +25,9 @@ class MapFusion(nn.Module):
         super().__init__()
         hidden = max(num_channels // reduction, 1)
         self.channels = nn.Sequential(
-            nn.Linear(num_channels, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, num_channels, bias=False)
+            nn.Linear(num_channels, hidden, bias=False),
+            nn.ReLU(),
+            nn.Linear(hidden, num_channels, bias=False),
         )
         self.places = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
@@ -34,7 +36,8 @@ class MapFusion(nn.Module):
         strengths = (self.channels(maps.mean((2, 3))) + self.channels(maps.amax((2, 3)))).sigmoid()
         attended = maps * strengths[:, :, None, None]
         summary = torch.stack([attended.mean(1), attended.amax(1)], dim=1)
-        return (maps + attended * self.places(summary).sigmoid()).mean((2, 3))
+        fused: Tensor = (maps + attended * self.places(summary).sigmoid()).mean((2, 3))
+        return fused
 
 
 def map_distance(maps: Tensor, taught: Tensor) -> Tensor:

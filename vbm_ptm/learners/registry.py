@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from vbm_ptm.backbones import Backbone
     from vbm_ptm.learners.base import Learner
 
-NOT_LEARNERS = {"alignment", "base", "first_session", "fusion", "logit_memory", "prototypes", "registry", "teacher"}
+NOT_LEARNERS = {
+    "alignment",
+    "base",
+    "first_session",
+    "fusion",
+    "logit_memory",
+    "prototypes",
+    "registry",
+    "teacher",
+}
 # Names under which more than one method is known.
 AMBIGUOUS = {
     "der": "dark experience replay (Buzzega et al.), here 'dark_er' and, with labels, 'der_pp'; and dynamically "

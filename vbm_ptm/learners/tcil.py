@@ -139,9 +139,9 @@ class TCIL(Learner):
     def query(self, images: Tensor) -> Tensor:
         """Return the fused features (N, tasks * D), without gradient and in eval mode."""
         with evaluating(self.backbone):
-            return self.fusion(
-                torch.cat([*self._earlier_maps(images), self.backbone.feature_map(images)], dim=1)
-            )
+            maps = [*self._earlier_maps(images), self.backbone.feature_map(images)]
+            fused: Tensor = self.fusion(torch.cat(maps, dim=1))
+            return fused
 
     def rehearsed_rows(self) -> Tensor:
         """Return the rows of the exemplars."""
@@ -166,4 +166,5 @@ class TCIL(Learner):
 
     @torch.no_grad()
     def _earlier_maps(self, images: Tensor) -> list[Tensor]:
-        return [each.backbone.feature_map(images) for each in self.earlier]
+        teachers = (each for each in self.earlier if isinstance(each, Teacher))
+        return [teacher.backbone.feature_map(images) for teacher in teachers]
