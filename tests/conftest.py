@@ -1,20 +1,20 @@
-"""What tests of several areas share: a tiny real ViT in a local file, coloured images, benchmarks in small."""
+"""What tests of several areas share: a tiny real ViT in a local file, coloured images, benchmarks in small.
+
+The process that hands the tests out to others reads this file too: libraries that take seconds are imported where they
+are used.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import miniatures
 import pytest
-import safetensors.torch
-import timm
-import torch
-
-from vbm_ptm.randomness import seeded
 
 TINY_VIT = "test_vit.r160_in1k"
 
@@ -42,6 +42,11 @@ def _logger_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with random weights of timm's ``test_vit`` (6 blocks, width 64) for images of 32 pixels."""
+    import safetensors.torch
+    import timm
+
+    from vbm_ptm.randomness import seeded
+
     file = tmp_path_factory.mktemp("weights") / "test_vit.safetensors"
     with seeded(0):
         vit = timm.create_model("test_vit", img_size=32, num_classes=7)
@@ -52,6 +57,8 @@ def tiny_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 classes "class_00".. with 6 training and 4 test images each."""
+    import miniatures
+
     return miniatures.write_toy_folder(
         tmp_path_factory.mktemp("toy"), [f"class_{index:02d}" for index in range(12)]
     )
@@ -60,18 +67,24 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cifar100_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """``--dataset cifar100 --set dataset.path=...`` of a miniature that no test may change."""
+    import miniatures
+
     return miniatures.cifar100_miniature(tmp_path_factory.mktemp("miniature"))
 
 
 @pytest.fixture(scope="session")
 def imagenet_r_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """``--dataset imagenet_r --set dataset.path=...`` of a miniature that no test may change."""
+    import miniatures
+
     return miniatures.imagenet_r_miniature(tmp_path_factory.mktemp("miniature"))
 
 
 @pytest.fixture(scope="session")
 def domainnet_arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """``--dataset domainnet --set dataset.path=...`` of a miniature that no test may change."""
+    import miniatures
+
     return miniatures.domainnet_miniature(tmp_path_factory.mktemp("miniature"))
 
 
@@ -96,7 +109,25 @@ def toy_tree(toy_folder: Path, tiny_weights: Path) -> Callable[..., dict[str, An
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_garbage_collection() -> Iterator[None]:
+    """Accelerate collects garbage after every task; everything imported so far need not be searched each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """No power is cut while tests run; those of what is written in which order put calls of their own there."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""Tiny benchmarks, learners and runs as fixtures: tests/engine and tests/storage import them."""
+"""Tiny benchmarks, learners and runs as fixtures: the conftest.py of tests/engine and tests/storage takes them all."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,20 +40,21 @@ from vbm_ptm.randomness import seeded
 from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint, restore
 from vbm_ptm.storage.save_schedule import SaveSchedule
 
+__all__ = [
+    "benchmark_of_three",
+    "new_benchmark",
+    "new_learner",
+    "new_run",
+    "tiny_backbones",
+    "transforms",
+]
+
 # Defaults that do not fit a backbone of this width.
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 12},
     "ran_pac": {"projection_width": 60},
     "tuna": {"alignment_epochs": 5},
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quick_garbage_collection() -> Iterator[None]:
-    """Accelerate collects garbage after every task; everything imported so far need not be searched each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import yaml
 
 from vbm_ptm.cli import main
 from vbm_ptm.engine.acceleration import build_accelerator
-from vbm_ptm.launch import is_main_process, launch_problems, num_nodes, num_processes
+from vbm_ptm.launch import is_main_process, launch_problems, num_nodes, num_processes, shadowed_libraries
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -260,6 +260,7 @@ def test_follow_launcher__ends_with_the_launcher_alone(name: str, is_leftover: b
     launcher.stdout.close()
 
 
+@pytest.mark.slow
 def test_main__as_a_module_is_not_misled_by_the_current_directory(tmp_path: Path) -> None:
     """``python -m vbm_ptm``, which launchers start, finds the current directory first."""
     for shadow in ("datasets.py", "timm/__init__.py", "numpy/__init__.py", "rich.py", "random.py"):
@@ -277,6 +278,19 @@ def test_main__as_a_module_is_not_misled_by_the_current_directory(tmp_path: Path
     assert "nearest_mean" in done.stdout
 
 
+def test_shadowed_libraries__are_files_found_before_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shadowed_libraries(["datasets", "timm"]) == []
+    (tmp_path / "datasets.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (line,) = shadowed_libraries(["datasets", "timm"])
+    assert str(tmp_path / "datasets.py") in line
+    monkeypatch.setattr(sys, "path", [*sys.path[1:], str(tmp_path)])
+    assert shadowed_libraries(["datasets"]) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shadow", ["datasets.py", "timm/__init__.py"])
 def test_main__names_the_file_that_stands_in_the_place_of_a_library(shadow: str, tmp_path: Path) -> None:
     file = tmp_path / shadow
@@ -294,17 +308,21 @@ def test_main__names_the_file_that_stands_in_the_place_of_a_library(shadow: str,
     assert "Traceback" not in done.stderr
 
 
-def test_keep_freed_memory__keeps_the_pages_of_large_tensors() -> None:
+@pytest.mark.parametrize(
+    ("module", "large"),
+    [("builtins", "bytearray(2**24)"), pytest.param("torch", "torch.ones(2**23)", marks=pytest.mark.slow)],
+)
+def test_keep_freed_memory__keeps_the_pages_of_what_is_large(module: str, large: str) -> None:
     """Pages that are made anew are counted as faults; the user's own choice is left alone."""
-    program = """
-import resource, torch
+    program = f"""
+import resource, {module}
 from vbm_ptm.launch import keep_freed_memory
 keep_freed_memory()
 counts = []
 for _ in range(10):  # the heap needs a few rounds until it is as large as it has to be
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
-        torch.ones(2**24)
+        {large}
     counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(min(counts))
 """

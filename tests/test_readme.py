@@ -38,10 +38,13 @@ def own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_own_learner__trains_goes_on_and_evaluates(
-    own_learner: Path, capsys: pytest.CaptureFixture[str]
+    is_short: bool, own_learner: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train, evaluate = (line.split()[1:] for line in blocks(section("Own learner"), "bash")[0].splitlines())
+    if is_short:
+        train += ["--set", "trainer.max_steps_per_task=2"]
     assert main([*train, "--stop-after-task", "1"]) == 0
     assert main([*train, "--resume", "--stop-after-task", "2"]) == 0
     assert main(evaluate) == 0
@@ -52,6 +55,8 @@ def test_own_learner__trains_goes_on_and_evaluates(
     assert result is not None
     assert result.config["learner"] == {"name": "cosine_probe:CosineProbe", "scale": 16.0}
     assert result.num_views == 4
+    if is_short:
+        return
     first, second = result.metrics["class_incremental"]["top1"]["curve"]
     assert first > 80  # chance is 50
     assert second > 30  # chance is 25

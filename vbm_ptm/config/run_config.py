@@ -182,8 +182,7 @@ class ComposedConfig:
         if not isinstance(name, str):
             raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
         # The learner section gets the method's own class, so that one pass finds the errors of all sections.
-        section = learner_class(name).config_class
-        model = create_model("RunConfig", __base__=RunConfig, learner=(section, ...))
+        model = _model_of(learner_class(name).config_class)
         try:
             config = model.model_validate(as_text(self.tree))
         except ValidationError as error:
@@ -226,6 +225,11 @@ class ComposedConfig:
         """Return what set a setting, one above it or, for an unknown section, one below it."""
         below = (source for key, source in self.origins.items() if key.startswith(f"{path}."))
         return self.origin(path) or next(below, None)
+
+
+@cache
+def _model_of(section: type[LearnerConfig]) -> type[RunConfig]:
+    return create_model("RunConfig", __base__=RunConfig, learner=(section, ...))
 
 
 def stored_config(tree: Mapping[str, Any], origin: str) -> ComposedConfig:

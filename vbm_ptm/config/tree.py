@@ -6,7 +6,9 @@ and ``1e-3`` a number where a number is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,12 @@ def parse_override(item: str, *, optional_text: Mapping[str, bool]) -> Tree:
 
 
 def _load(text: str) -> Any:
+    return copy.deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=128)
+def _parsed(text: str) -> Any:
+    """Parse once what every run of a study reads again."""
     try:
         value = yaml.load(text, Loader=_TextLoader)
         as_text(value)  # walks through all of it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,13 @@ AMBIGUOUS = {
 
 def list_learners() -> list[str]:
     """Return the names of all built-in learners, sorted; imports none of them."""
+    return list(_built_in())
+
+
+@cache
+def _built_in() -> tuple[str, ...]:
     names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
-    return sorted(names - NOT_LEARNERS)
+    return tuple(sorted(names - NOT_LEARNERS))
 
 
 def learner_class(name: str) -> type[Learner]:
