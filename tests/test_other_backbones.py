@@ -46,7 +46,10 @@ def tree_on(toy_tree: Callable[..., Tree]) -> Callable[..., Tree]:
     return make
 
 
-@pytest.mark.parametrize("learner", TAKES_ANY)
+@pytest.mark.parametrize(
+    "learner",
+    [name if name == "nearest_mean" else pytest.param(name, marks=pytest.mark.slow) for name in TAKES_ANY],
+)
 def test_run__trains_what_needs_no_tokens_on_resnet18(
     tree_on: Callable[..., Tree], tmp_path: Path, learner: str
 ) -> None:
@@ -56,6 +59,7 @@ def test_run__trains_what_needs_no_tokens_on_resnet18(
     assert evaluate(tmp_path / "run").rows[-1] == trained_matrix(result).rows[-1]
 
 
+@pytest.mark.slow
 def test_run__on_resnet18_goes_on_as_if_it_had_not_stopped(
     tree_on: Callable[..., Tree], tmp_path: Path
 ) -> None:
@@ -67,11 +71,17 @@ def test_run__on_resnet18_goes_on_as_if_it_had_not_stopped(
     assert whole["metrics"] == parts["metrics"]
 
 
-@pytest.mark.parametrize("backbone", [RESNET, FROM_SCRATCH], ids=["resnet18_cifar", "timm"])
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        pytest.param(RESNET, id="resnet18_cifar"),
+        pytest.param(FROM_SCRATCH, id="timm", marks=pytest.mark.slow),
+    ],
+)
 def test_export__of_a_network_predicts_as_the_run_does(
     tree_on: Callable[..., Tree], toy_folder: Path, tmp_path: Path, backbone: Tree
 ) -> None:
-    run(tree_on("finetune", backbone), output=tmp_path / "run")
+    run(tree_on("finetune", backbone) | {"trainer": {"max_steps_per_task": 1}}, output=tmp_path / "run")
     folder = export(tmp_path / "run")
     images = sorted(toy_folder.glob("test/*/0.png"))
     assert list(predict(folder, images)) == list(predict(tmp_path / "run", images))

@@ -85,6 +85,14 @@ SCENARIOS = {
     ),
     "joint": toy_of(class_tasks(6)),
 }
+# Of all scenarios the one with the most in it, which the quick tests take; the others are slow.
+QUICK = "unequal"
+
+
+def scenarios(*names: str) -> list[Any]:
+    return [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 TEST_IMAGES = images_of([0, 1, 2, 3, 4, 5, 0], seed=77)
 SGD = OptimizationConfig(optimizer="sgd", learning_rate=0.01, momentum=0.9, weight_decay=0.1)
 ADAM = OptimizationConfig(optimizer="adam", learning_rate=0.01, weight_decay=0.1)
@@ -174,7 +182,7 @@ def learner_after_three_tasks(build: Build) -> Learner:
     return fit(build(), EQUAL)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", scenarios(*SCENARIOS))
 def test_learner__keeps_its_shapes_in_every_scenario(build: Build, scenario: str) -> None:
     toy = SCENARIOS[scenario]
     learner = build(num_tasks=len(toy.tasks))
@@ -212,7 +220,7 @@ def test_learner__takes_domains_or_refuses_them_by_name(build: Build) -> None:
     assert learner.tasks == []
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", scenarios(*SCENARIOS))
 def test_learner__groups_hold_each_trainable_parameter_once(build: Build, scenario: str) -> None:
     toy = SCENARIOS[scenario]
     learner = build(num_tasks=len(toy.tasks))
@@ -227,7 +235,10 @@ def test_learner__groups_hold_each_trainable_parameter_once(build: Build, scenar
         finish(learner, toy, task)
 
 
-@pytest.mark.parametrize("optimization", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimization",
+    [pytest.param(SGD, id="sgd"), pytest.param(ADAM, id="adam", marks=pytest.mark.slow)],
+)
 def test_learner__trains_every_group_and_nothing_else(build: Build, optimization: OptimizationConfig) -> None:
     learner = build()
     for task in EQUAL.tasks:
@@ -258,8 +269,8 @@ def test_learner__training_leaves_the_heads_of_old_tasks_alone(build: Build) -> 
     assert all(torch.equal(one, two) for one, two in zip(before, old, strict=True))
 
 
-@pytest.mark.parametrize("num_finished", [1, 3])
-@pytest.mark.parametrize("scenario", ["equal", "unequal", "domains"])
+@pytest.mark.parametrize("num_finished", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", scenarios("equal", "unequal", "domains"))
 def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: str, num_finished: int) -> None:
     toy = SCENARIOS[scenario]
     state = RunState(
@@ -427,7 +438,7 @@ def test_learner__is_deterministic_by_seed(build: Build, trained: Learner) -> No
         assert any(not torch.equal(tensor, other[name]) for name, tensor in tensors_of(trained).items())
 
 
-@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("is_training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_learner__query_is_deterministic_and_without_gradient(trained: Learner, is_training: bool) -> None:
     learner = copy.deepcopy(trained).train(is_training)
     if learner.backbone_is_frozen:
@@ -466,7 +477,7 @@ def test_learner__refuses_tasks_out_of_order(trained: Learner) -> None:
     assert predict(learner).shape == (len(TEST_IMAGES), 8)
 
 
-@pytest.mark.parametrize("scenario", ["unequal", "domains"])
+@pytest.mark.parametrize("scenario", scenarios("unequal", "domains"))
 def test_learner__says_beforehand_what_it_will_keep(build: Build, scenario: str) -> None:
     toy = SCENARIOS[scenario]
     learner = fit(build(), toy)

@@ -66,7 +66,14 @@ def test_build_accelerator__forgets_the_run_before(
         assert all(event["loss"] > 0 for event in run.events("step"))
 
 
-@pytest.mark.parametrize("name", list_learners())
+# One that fits statistics, one that reads queries, one that measures distances; the others are in the full tier.
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("slca", "l2p", "s_iprompt") else pytest.param(name, marks=pytest.mark.slow)
+        for name in list_learners()
+    ],
+)
 def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
     new_benchmark: Callable[..., Benchmark],
     new_learner: Callable[..., Learner],

@@ -73,7 +73,9 @@ def weights(learner: Learner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in learner.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", ["finetune", "s_iprompt", "l2p"])
+@pytest.mark.parametrize(
+    "name", ["finetune", *(pytest.param(name, marks=pytest.mark.slow) for name in ("s_iprompt", "l2p"))]
+)
 def test_fit__measuring_leaves_no_trace(
     benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun, name: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections import Counter
@@ -21,7 +22,10 @@ from vbm_ptm.learners.base import Learner
 STREAMS = {name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")}
 
 
-@pytest.fixture(params=STREAMS)
+# They share the buffer and its planner; der_pp draws twice in a step.
+@pytest.fixture(
+    params=[name if name == "der_pp" else pytest.param(name, marks=pytest.mark.slow) for name in STREAMS]
+)
 def stream(request: pytest.FixtureRequest, new_learner: Callable[..., Learner]) -> Callable[[], Learner]:
     """Return a function that makes a fresh learner with a small reservoir on a ResNet-18."""
     name: str = request.param
@@ -92,8 +96,16 @@ def test_fit__reads_no_image_outside_the_task_and_the_buffer(
     assert trainer.records[0].min_visits == trainer.records[0].max_visits == 2 // num_views
 
 
-@pytest.mark.parametrize("every", ["1 steps", "task"])
-@pytest.mark.parametrize("max_steps", [None, 3])
+@pytest.mark.parametrize(
+    ("every", "max_steps"),
+    [
+        ("1 steps", 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("1 steps", None), ("task", None), ("task", 3)]
+        ),
+    ],
+)
 def test_fit__goes_on_with_the_same_buffer_and_draws(
     stream: Callable[[], Learner],
     benchmark_of_three: Benchmark,
@@ -128,7 +140,7 @@ def test_fit__brings_the_same_draws_through_workers(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("num_views", [1, 2])
+@pytest.mark.parametrize("num_views", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
     benchmark_of_three: Benchmark,
     new_learner: Callable[..., Learner],
@@ -169,8 +181,13 @@ def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
     assert run.trainer.records[-1].learner_report["buffer"]["per_class"] == {str(k): 2 for k in range(6)}
 
 
-@pytest.mark.parametrize("name", ["icarl", "lwf", "expandable", "tcil", "wa"])
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        case if case == ("icarl", 2) else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(["icarl", "lwf", "expandable", "tcil", "wa"], [1, 2])
+    ],
+)
 def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     benchmark_of_three: Benchmark,
     new_learner: Callable[..., Learner],
