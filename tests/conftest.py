@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 TINY_VIT = "test_vit.r160_in1k"
+SHORT: dict[str, dict[str, Any]] = {"slca": {"alignment_epochs": 1, "alignment_samples_per_class": 8}}
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +98,7 @@ def toy_tree(toy_folder: Path, tiny_weights: Path) -> Callable[..., dict[str, An
             "dataset": {"name": "toy", "path": str(toy_folder), "transforms": {"crop_scale": [0.5, 1.0]}},
             "scenario": {"num_tasks": 3},
             "backbone": {"name": TINY_VIT, "checkpoint": str(tiny_weights), "image_size": 32},
-            "learner": {"name": learner, **learner_settings},
+            "learner": {"name": learner, **SHORT.get(learner, {}), **learner_settings},
             "view_batch": {"num_views": 2},
             "optimization": {"epochs": 2, "batch_size": 8, "learning_rate": 0.01},
             "trainer": {"mixed_precision": "no"},

@@ -15,7 +15,6 @@ from vbm_ptm.backbones import (
     BackboneConfig,
     PromptableViT,
     build_backbone,
-    list_backbones,
     load_backbone,
 )
 from vbm_ptm.errors import UsageError
@@ -145,7 +144,3 @@ def test_build_backbone__rebuilds_what_was_recorded(cnn_file: Path) -> None:
         images = torch.randn(1, 3, size, size)
         assert torch.equal(rebuilt.query(images), backbone.query(images))
         assert (type(rebuilt), rebuilt.width) == (type(backbone), backbone.width)
-
-
-def test_list_backbones__names_resnet18() -> None:
-    assert "resnet18_cifar" in list_backbones()

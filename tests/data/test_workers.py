@@ -88,7 +88,9 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     return make
 
 
-@pytest.mark.parametrize("length", [None, 78, 90, 120, 200])
+@pytest.mark.parametrize(
+    "length", [None, 78, *(pytest.param(n, marks=pytest.mark.slow) for n in (90, 120, 200))]
+)
 def test_image_loader__needs_no_short_temporary_folder(
     length: int | None, set_temporary_folder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,7 +90,8 @@ def sources(split: Any) -> list[str]:
 # Sources
 
 
-def test_open_digits__are_scikit_learns_and_do_not_import_it() -> None:
+@pytest.mark.slow
+def test_open_digits__do_not_import_scikit_learn() -> None:
     program = "import sys; from vbm_ptm.data.reading.opening import open_digits; open_digits();"
     done = subprocess.run(
         [sys.executable, "-c", f"{program} print('sklearn' in sys.modules)"],
@@ -99,6 +100,9 @@ def test_open_digits__are_scikit_learns_and_do_not_import_it() -> None:
         check=True,
     )
     assert done.stdout == "False\n"
+
+
+def test_open_digits__are_scikit_learns() -> None:
     expected, source = load_digits(), open_digits()
     assert source.test is not None
     for split, rows in ((source.train, np.arange(1797) % 5 != 0), (source.test, np.arange(1797) % 5 == 0)):
