@@ -108,6 +108,9 @@ TUNA = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(epochs=15, ba
     alignment_samples_per_class=5 * 16, alignment_learning_rate=5e-3, alignment_momentum=0.9,
     alignment_weight_decay=5e-4,
 )  # fmt: skip
+INFLORA = on(AUGREG, views=1) | RAW_INPUTS | CODA_SCHEDULE | schedule(learning_rate=5e-4) | own(
+    rank=10, kept_share=0.95, head_learning_rate_scale=1, moments_transform="weak"
+)  # fmt: skip
 RANPAC = RAW_INPUTS | FIRST_SESSION | own(projection_width=10000, fit_fraction=0.8, class_balanced=False)
 
 # Small images, from scratch, plain SGD: Buzzega et al. (2020), repository mammoth.
@@ -226,6 +229,19 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         "TUNA: exps/tuna_inr.json",
         TUNA | own(orthogonality_weight=1e-3, alignment_samples_per_class=5 * 32)
         | schedule(epochs=10, batch_size=32, learning_rate=0.02),
+    ),
+    ("inf_lora", "cifar100"): (
+        "InfLoRA: configs/cifar100_inflora.json",
+        INFLORA | schedule(epochs=20) | inputs(test_resize=1.0),
+    ),
+    ("inf_lora", "imagenet_r"): (
+        "InfLoRA: configs/mimg10_inflora.json",
+        INFLORA | own(kept_share=0.98) | schedule(epochs=50),
+    ),
+    ("inf_lora", "domainnet"): (
+        "InfLoRA: configs/domainnet_inflora.json",
+        INFLORA | own(rank=30, head_learning_rate_scale=2)
+        | schedule(optimizer="sgd", learning_rate=0.005, momentum=0.9, schedule="cosine", epochs=5),
     ),
     ("ease", "cifar100"): ("EASE: exps/ease_cifar.json", EASE),
     ("ease", "imagenet_r"): (
@@ -351,6 +367,7 @@ EMBEDDED: dict[str, Numbers] = {
     | own(first_update_learning_rate_scale=0.1, alignment_epochs=100, alignment_learning_rate=0.1),
     "tuna": schedule(optimizer="sgd", learning_rate=3e-3, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),
+    "inf_lora": schedule(optimizer="adam", learning_rate=2e-3, schedule="quarter_cosine") | own(rank=10),
     "ease": schedule(optimizer="sgd", learning_rate=0.1, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),
     "aper": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)

@@ -98,23 +98,36 @@ SGD = OptimizationConfig(optimizer="sgd", learning_rate=0.01, momentum=0.9, weig
 ADAM = OptimizationConfig(optimizer="adam", learning_rate=0.01, weight_decay=0.1)
 
 
-def features_of(learner: Learner, toy: Toy, task: Task) -> Any:
-    """Return what the trainer hands to ``end_task``."""
+@dataclass(frozen=True)
+class ToyFeatures:
+    """What the trainer hands to ``prepare_task`` and ``end_task``."""
 
-    def features(
-        rows: Sequence[int] | None = None, transform: str = "eval", *, draw: int = 0
+    learner: Learner
+    toy: Toy
+    task: Task
+
+    def __call__(
+        self, rows: Sequence[int] | None = None, transform: str = "eval", *, draw: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        first = sum(len(labels) for labels in toy.labels[: task.index])  # rows count the images of all tasks
-        own = torch.arange(first, first + len(toy.labels[task.index]))
+        toy, index = self.toy, self.task.index
+        first = sum(len(labels) for labels in toy.labels[:index])  # rows count the images of all tasks
+        own = torch.arange(first, first + len(toy.labels[index]))
         wanted = own if rows is None else torch.tensor(rows, dtype=torch.int64)
-        return learner.query(torch.cat(toy.images)[wanted]), torch.cat(toy.labels)[wanted], wanted
+        return self.learner.query(torch.cat(toy.images)[wanted]), torch.cat(toy.labels)[wanted], wanted
 
-    return features
+    @torch.no_grad()
+    def sum(
+        self, function: Callable[[Tensor], Mapping[str, Tensor]], transform: str = "eval"
+    ) -> dict[str, Tensor]:
+        sums = function(self.toy.images[self.task.index])
+        return {name: value.double() for name, value in sums.items()}
 
 
-def begin(learner: Learner, task: Task, *, seed: int = 0) -> None:
+def begin(learner: Learner, toy: Toy, task: Task, *, seed: int = 0) -> None:
     with seeded(10 * seed + task.index):
         learner.begin_task(task)
+        learner.eval()
+        learner.prepare_task(task, ToyFeatures(learner, toy, task))
 
 
 def step(learner: Learner, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
@@ -149,13 +162,13 @@ def train_task(
 def finish(learner: Learner, toy: Toy, task: Task, *, seed: int = 0) -> None:
     learner.eval()
     with seeded(20 * seed + task.index):
-        learner.end_task(task, features_of(learner, toy, task))
+        learner.end_task(task, ToyFeatures(learner, toy, task))
 
 
 def fit(learner: Learner, toy: Toy, *, until: int | None = None, seed: int = 0) -> Learner:
     """Go through the tasks that are left, up to a number of tasks."""
     for task in toy.tasks[len(learner.tasks) : until]:
-        begin(learner, task, seed=seed)
+        begin(learner, toy, task, seed=seed)
         train_task(learner, toy, task, seed=seed)
         finish(learner, toy, task, seed=seed)
     return learner.eval()
@@ -187,7 +200,7 @@ def test_learner__keeps_its_shapes_in_every_scenario(build: Build, scenario: str
     toy = SCENARIOS[scenario]
     learner = build(num_tasks=len(toy.tasks))
     for task in toy.tasks:
-        begin(learner, task)
+        begin(learner, toy, task)
         learner.train()
         labels = toy.labels[task.index]
         for count in (len(labels), 1, 0):
@@ -225,7 +238,7 @@ def test_learner__groups_hold_each_trainable_parameter_once(build: Build, scenar
     toy = SCENARIOS[scenario]
     learner = build(num_tasks=len(toy.tasks))
     for task in toy.tasks:
-        begin(learner, task)
+        begin(learner, toy, task)
         groups = learner.parameter_groups()
         grouped = [id(parameter) for group in groups for parameter in group.parameters]
         trainable = [id(parameter) for parameter in learner.parameters() if parameter.requires_grad]
@@ -242,7 +255,7 @@ def test_learner__groups_hold_each_trainable_parameter_once(build: Build, scenar
 def test_learner__trains_every_group_and_nothing_else(build: Build, optimization: OptimizationConfig) -> None:
     learner = build()
     for task in EQUAL.tasks:
-        begin(learner, task)
+        begin(learner, EQUAL, task)
         before = tensors_of(learner)
         trainable = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
         names = {id(parameter): name for name, parameter in learner.named_parameters()}
@@ -260,7 +273,7 @@ def test_learner__trains_every_group_and_nothing_else(build: Build, optimization
 
 def test_learner__training_leaves_the_heads_of_old_tasks_alone(build: Build) -> None:
     learner = fit(build(), EQUAL, until=2)
-    begin(learner, EQUAL.tasks[2])
+    begin(learner, EQUAL, EQUAL.tasks[2])
     heads = [module for module in learner.modules() if isinstance(module, TaskHeads)]
     old = [parameter for module in heads for head in module.tasks[:2] for parameter in head.parameters()]
     before = [parameter.detach().clone() for parameter in old]
@@ -346,7 +359,7 @@ def test_learner__with_task_experts_scores_the_classes_of_a_task(trained: Learne
 def test_learner__forward_does_not_depend_on_the_batch_or_the_grouping(build: Build) -> None:
     """Views of one sample side by side, or apart, or alone: the learner knows images only."""
     learner = fit(build(), EQUAL, until=1)
-    begin(learner, EQUAL.tasks[1])
+    begin(learner, EQUAL, EQUAL.tasks[1])
     learner.train()
     images, labels = EQUAL.images[1], EQUAL.labels[1]
     whole = learner(images, labels)
@@ -384,7 +397,7 @@ class _WaitsForNothing(TorchDispatchMode):
 
 def test_learner__a_training_step_does_not_wait_for_the_device(build: Build) -> None:
     learner = fit(build(), EQUAL, until=1)
-    begin(learner, EQUAL.tasks[1])
+    begin(learner, EQUAL, EQUAL.tasks[1])
     assert learner.task_columns.tolist() == list(EQUAL.tasks[1].classes)
     if not learner.parameter_groups():
         return  # no step is taken
@@ -411,7 +424,7 @@ def test_learner__keeps_nothing_of_twenty_tasks_but_its_state(build: Build) -> N
     learner = build(num_tasks=20)
     kept = {}
     for task in toy.tasks:
-        begin(learner, task)
+        begin(learner, toy, task)
         train_task(learner, toy, task, steps=1)
         learner.zero_grad()  # as the trainer leaves it
         finish(learner, toy, task)

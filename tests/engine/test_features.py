@@ -128,3 +128,35 @@ def test_features__of_no_rows_are_empty(learner: Learner, benchmark_shuffled: Be
     values, labels, sample_ids = features_of(learner, benchmark_shuffled)([])
     assert values.shape == (0, learner.backbone.width)
     assert len(labels) == len(sample_ids) == 0
+
+
+@pytest.mark.parametrize("transform", ["eval", "weak"])
+def test_sum__is_that_over_all_images_of_the_task_in_float64(
+    learner: Learner, benchmark_shuffled: Benchmark, transform: Any
+) -> None:
+    sizes: list[int] = []
+
+    def function(images: torch.Tensor) -> dict[str, torch.Tensor]:
+        assert not torch.is_grad_enabled()
+        sizes.append(len(images))
+        return {"pixels": images.sum(dim=0), "images": torch.tensor(len(images))}
+
+    features = features_of(learner, benchmark_shuffled)
+    sums = features.sum(function, transform)
+    benchmark, rows = benchmark_shuffled, benchmark_shuffled.training_rows(features.task)
+    assert sizes == [3] * (len(rows) // 3) + [len(rows) % 3] * (len(rows) % 3 > 0)
+    images = []
+    for row in rows.tolist():
+        with seeded(seed_for("features", seed=5, task=1, sample=row)):
+            apply = benchmark.transforms.weak if transform == "weak" else benchmark.transforms.evaluate
+            images.append(apply(benchmark.datasets.train.image(row)))
+    assert sums["pixels"].dtype == torch.float64
+    assert int(sums["images"]) == len(rows)
+    expected = benchmark.transforms.to_input(torch.stack(images), torch.device("cpu")).double().sum(dim=0)
+    torch.testing.assert_close(sums["pixels"], expected, atol=1e-5, rtol=1e-6)
+
+
+def test_sum__that_is_not_finite_stops_the_run(learner: Learner, benchmark_shuffled: Benchmark) -> None:
+    features = features_of(learner, benchmark_shuffled)
+    with pytest.raises(FloatingPointError, match=r"task 1 sums .* \(broken\)"):
+        features.sum(lambda images: {"fine": images.sum(), "broken": images.sum() * torch.inf})

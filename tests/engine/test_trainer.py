@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.trainer import TaskRecord, parameter_counts
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.learners import list_learners
@@ -324,6 +325,38 @@ class TestReproducibility:
         )
         assert are_equal(one, same)
         assert not any(torch.equal(one[name], other[name]) for name in one if "weight" in name)
+
+    def test_fit__prepares_each_task_once_before_its_first_step(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        """Also where the run is stopped inside a task and goes on."""
+
+        def preparing(learner: Learner, seen: list[tuple[int, bool, int, Tensor]]) -> Learner:
+            def prepare(task: Task, features: Any) -> None:
+                count = int(features.sum(lambda images: {"images": torch.tensor(len(images))})["images"])
+                seen.append((task.index, learner.training, count, torch.randn(())))
+                learner.heads.tasks[task.index].bias.data.fill_(features()[0].mean())
+
+            learner.__class__ = type(
+                "Preparing", (type(learner),), {"prepare_task": lambda self, *a: prepare(*a)}
+            )
+            return learner
+
+        whole: list[tuple[int, bool, int, Tensor]] = []
+        expected = fitted(
+            new_run(preparing(new_learner("linear_probe"), whole), benchmark_of_three, name="whole")
+        )
+        assert [facts[:3] for facts in whole] == [(0, False, 10), (1, False, 10), (2, False, 10)]
+        assert len({float(drawn) for *_, drawn in whole}) == 3
+        parts: list[tuple[int, bool, int, Tensor]] = []
+        learner = preparing(new_learner("linear_probe"), parts)
+        run = new_run(learner, benchmark_of_three)
+        stopped_at(learner, 1, 2)
+        with run.stop.listening(), pytest.raises(TrainingInterrupted):
+            run.trainer.fit()
+        learner = preparing(new_learner("linear_probe"), parts)
+        assert are_equal(fitted(new_run(learner, benchmark_of_three, goes_on=True)), expected)
+        assert parts == whole
 
     def test_fit__seeds_whatever_a_learner_draws(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun

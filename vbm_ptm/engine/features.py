@@ -5,11 +5,12 @@ Shapes: n rows that are asked for, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -59,6 +60,30 @@ class TaskFeatures:
             )
         return features, labels, sample_ids
 
+    def sum(
+        self, function: Callable[[Tensor], Mapping[str, Tensor]], transform: ImageTransform = "eval"
+    ) -> dict[str, Tensor]:
+        """Return the sums of a function over all images of the task, float64 on the CPU, the same on every rank.
+
+        Raises:
+            FloatingPointError: A sum is not finite.
+        """
+        benchmark = self.loaders.benchmark
+        totals: dict[str, Tensor] = {}
+        for images in self._batches(benchmark.datasets.train, benchmark.training_rows(self.task), transform):
+            with torch.no_grad(), self.accelerator.autocast():
+                for name, value in function(images).items():
+                    value = value.to("cpu", torch.float64)
+                    totals[name] = totals[name] + value if name in totals else value
+        totals = self._over_ranks(totals)
+        broken = [name for name, total in totals.items() if not bool(total.isfinite().all())]
+        if broken:
+            raise FloatingPointError(
+                f"in task {self.task.index} sums over the training images are not finite ({', '.join(broken)}): the "
+                "weights have diverged. Finished tasks are saved; lower optimization.learning_rate."
+            )
+        return totals
+
     def of_test(self, rows: NDArray[np.int64]) -> Tensor:
         """Return features (n, D) of test images under the evaluation transform, in the order of rows."""
         return self._table(self.loaders.benchmark.datasets.test, rows, "eval")
@@ -67,24 +92,45 @@ class TaskFeatures:
     def _table(
         self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform, *, draw: int = 0
     ) -> Tensor:
-        parts = self.loaders.parts_of_rank(wanted)
-        loader = self.loaders.evaluation(
-            split, parts, transform=transform, task_index=self.task.index, draw=draw
-        )
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
-        to_input = self.loaders.benchmark.transforms.to_input
         table: Tensor | None = None
         position, _ = shares[self.accelerator.process_index]
-        for images, _, _ in loader:
+        for images in self._batches(split, wanted, transform, draw=draw):
             with torch.inference_mode(), self.accelerator.autocast():
-                values = self.learner.query(to_input(images, self.accelerator.device))
+                values = self.learner.query(images)
                 values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
             if table is None:
                 table = torch.empty(len(wanted), values.shape[1], dtype=values.dtype)
             table[position : position + len(values)] = values
             position += len(values)
         return self._complete(table, shares)
+
+    def _batches(
+        self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform, *, draw: int = 0
+    ) -> Iterator[Tensor]:
+        """Yield this rank's share of the images in batches (N,C,H,W), on its device."""
+        parts = self.loaders.parts_of_rank(wanted)
+        loader = self.loaders.evaluation(
+            split, parts, transform=transform, task_index=self.task.index, draw=draw
+        )
+        to_input = self.loaders.benchmark.transforms.to_input
+        for images, _, _ in loader:
+            yield to_input(images, self.accelerator.device)
+
+    def _over_ranks(self, totals: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sums of all ranks; one without images does not know their names and shapes."""
+        if self.accelerator.num_processes == 1:
+            return totals
+        everywhere = gather_object([{name: tuple(total.shape) for name, total in totals.items()}])
+        shapes = next(filter(None, everywhere), {})
+        summed = {}
+        for name, shape in shapes.items():
+            own = totals[name] if name in totals else torch.zeros(shape, dtype=torch.float64)
+            message = own.to(self.accelerator.device)
+            torch.distributed.all_reduce(message)
+            summed[name] = message.cpu()
+        return summed
 
     def _complete(self, table: Tensor | None, shares: Sequence[tuple[int, int]]) -> Tensor:
         """Fill in the other ranks' rows of the table (n, D), whose own rows stand in it; nothing is padded.

@@ -1,6 +1,6 @@
 """The training loop: every learner, with one view or many, on one rank or several.
 
-Per task: begin_task -> device -> training steps -> end_task -> evaluate -> checkpoint.
+Per task: begin_task -> device -> prepare_task -> training steps -> end_task -> evaluate -> checkpoint.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -34,7 +34,7 @@ from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_report
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.errors import TrainingInterrupted
-from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.base import Features, Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.replay import cells_of, rehearsed_classes
@@ -171,6 +171,7 @@ class Trainer:
                 self.learner.begin_task(task)
         self.learner.to(self.accelerator.device)
         check_parameters(self.learner)
+        preparation_seconds = self._prepare_task(task, display)
         parameters = parameter_counts(self.learner)
         prints = TaskFingerprints(self.learner, task.index, self.accelerator)
         self._frozen_sha256 = prints.frozen_sha256
@@ -179,9 +180,6 @@ class Trainer:
         if not self._has_shown_parameters:
             display.line(describe_parameters(self.learner))
             self._has_shown_parameters = True
-        if self._resumed is None:
-            self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
-
         self._measures = TaskMeasures(
             self.learner,
             task,
@@ -191,6 +189,7 @@ class Trainer:
             feature_drift=self.config.feature_drift,
         )
         if self._resumed is None:
+            self.log.write("begin_task", task=task.index, classes=len(task.classes), parameters=parameters)
             self._measures.begin()
         training, training_seconds = self._train(task, display)
         self._measures.end()
@@ -199,7 +198,7 @@ class Trainer:
         # Alone, a rank need not finish what will be done again; several would wait for the one that has left.
         with self.stop.at_once() if self.accelerator.num_processes == 1 else nullcontext():
             display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · end of task")
-            self._end_task(task)
+            self._with_features("end_task", self.learner.end_task, task)
             prints.check_end()
             self._stop_if_asked()
             ended = time.monotonic()
@@ -229,7 +228,7 @@ class Trainer:
             parameters=parameters,
             frozen_sha256=prints.frozen_sha256,
             trained_sha256=prints.trained_sha256,
-            training_seconds=round(training_seconds, 3),
+            training_seconds=round(preparation_seconds + training_seconds, 3),
             data_seconds=round(training.data_seconds, 3),
             end_task_seconds=round(ended - trained, 3),
             evaluation_seconds=round(evaluated - ended, 3),
@@ -363,12 +362,25 @@ class Trainer:
         self.schedule.saved(num_steps=training.num_steps, began=began, ended=time.monotonic())
         wait_for_ranks(self.accelerator)
 
-    def _end_task(self, task: Task) -> None:
+    def _prepare_task(self, task: Task, display: ProgressDisplay) -> float:
+        """Let the learner see the task's images before training, if it wants to; return the seconds that it took."""
+        if self._resumed is not None or type(self.learner).prepare_task is Learner.prepare_task:
+            return 0.0
+        began = time.monotonic()
+        display.show(f"task {task.index + 1}/{len(self.benchmark.scenario.tasks)} · preparation")
+        # Until the first step is saved the whole task is done again, so that a single rank may stop anywhere.
+        with self.stop.at_once() if self.accelerator.num_processes == 1 else nullcontext():
+            self._with_features("prepare_task", self.learner.prepare_task, task)
+        self._stop_if_asked()
+        return time.monotonic() - began
+
+    def _with_features(self, purpose: str, function: Callable[[Task, Features], None], task: Task) -> None:
+        """Let the learner do something with the task's images."""
         self.learner.eval()
         features = TaskFeatures(self.learner, task, accelerator=self.accelerator, loaders=self.loaders)
-        with seeded(seed_for("end_task", seed=self.recipe.seed, task=task.index)):
-            self.learner.end_task(task, features)
-        self.learner.to(self.accelerator.device)  # what end_task made of features lies on the CPU
+        with seeded(seed_for(purpose, seed=self.recipe.seed, task=task.index)):
+            function(task, features)
+        self.learner.to(self.accelerator.device)  # what is made of features lies on the CPU
         self._broadcast_state()
 
     def _stop_if_asked(self) -> None:

@@ -5,7 +5,7 @@ Shapes: N images, C colour channels, H x W pixels, D backbone width, K columns o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -130,7 +130,7 @@ class ParameterGroup(NamedTuple):
 
 
 class Features(Protocol):
-    """Query features of the current task's training images, computed when asked for."""
+    """Query features, and sums, over the current task's training images, computed when asked for."""
 
     def __call__(
         self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval", *, draw: int = 0
@@ -142,6 +142,17 @@ class Features(Protocol):
             transform: "eval" for the test transform, "flip" for its mirror image, "weak" for the baseline's training
                 transform.
             draw: Of "weak", which of its draws.
+        """
+
+    def sum(
+        self, function: Callable[[Tensor], Mapping[str, Tensor]], transform: ImageTransform = "eval"
+    ) -> dict[str, Tensor]:
+        """Return the sums of a function over all images of the task, float64 on the CPU, the same on every rank.
+
+        Args:
+            function: Images (N, C, H, W) on the learner's device -> sums over these images by name, of shapes that do
+                not depend on N.
+            transform: As above.
         """
 
 
@@ -157,7 +168,7 @@ class TaskStatistics(nn.Module):
 class Learner(nn.Module):
     """A continual-learning method on a backbone.
 
-    Life of a task: ``begin_task``, training steps through ``forward``, ``end_task``, ``predict``.
+    Life of a task: ``begin_task``, ``prepare_task``, training steps through ``forward``, ``end_task``, ``predict``.
     Restoring calls ``begin_task`` and ``allocate`` for every finished task, then loads the state strictly.
     Whatever ``end_task`` computes once for all time goes into ``self.statistics[str(task.index)]``: the
     checkpoint writes it once per task, and ``allocate`` rebuilds it from the recorded shapes.
@@ -262,6 +273,12 @@ class Learner(nn.Module):
         self.tasks.append(task)
         self.tallies = {}
         self.task_columns = self.columns(task.classes, self.task_columns.device)
+
+    def prepare_task(self, task: Task, features: Features) -> None:
+        """Do what the method does with the task's images before training; on every rank with identical inputs.
+
+        What it changes must be in the state dict: a run that goes on inside the task does not prepare it again.
+        """
 
     def begin_epoch(self, epoch: int) -> None:
         """Do what the method does at the beginning of an epoch of the task, counted from 0, before its first step."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOT_LEARNERS = {
     "alignment",
     "base",
+    "drift",
     "first_session",
     "fusion",
     "logit_memory",
