@@ -53,6 +53,7 @@ __all__ = [
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 12},
     "ran_pac": {"projection_width": 60},
+    "slca_pp": {"drift": "linear"},
     "tuna": {"alignment_epochs": 5},
 }
 

@@ -8,7 +8,7 @@ Shapes: n images, D width, M Gaussians (one per class, or per class and domain),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -89,14 +89,21 @@ def gaussians_size(class_sizes: Sequence[int], width: int, *, covariance: Covari
 
 
 def gaussians_of(learner: Learner) -> Gaussians:
-    """Return what ``class_gaussians`` has left in the statistics of the learner's tasks, in their order."""
+    """Return what ``class_gaussians`` has left in the statistics of the learner's tasks, in their order.
+
+    Where tasks have left a ``transport`` (D,D), the Gaussians of those before them have moved with it.
+    """
     means, factors, classes, ages = [], [], [], []
-    for task in learner.tasks:
-        statistics = learner.statistics_of(task)
+    kept = [learner.statistics_of(task) for task in learner.tasks]
+    for task, statistics, moved in zip(learner.tasks, kept, _transports(kept), strict=True):
         for class_index in task.classes:
             own = f"factor_{class_index}"
-            means.append(statistics[f"mean_{class_index}"])
-            factors.append(statistics[own if own in statistics else "factor"])
+            mean, factor = (
+                statistics[f"mean_{class_index}"],
+                statistics[own if own in statistics else "factor"],
+            )
+            means.append(mean if moved is None else mean @ moved)
+            factors.append(factor if moved is None else factor @ moved)
             classes.append(class_index)
             ages.append(len(learner.tasks) - 1 - task.index)
     stacked = torch.stack(means)
@@ -106,6 +113,18 @@ def gaussians_of(learner: Learner) -> Gaussians:
         torch.tensor(classes, device=stacked.device),
         torch.tensor(ages, device=stacked.device),
     )
+
+
+def _transports(kept: Sequence[Mapping[str, Tensor]]) -> list[Tensor | None]:
+    """Return for every task the product (D,D) of the maps that later tasks have left; None where there is none."""
+    products: list[Tensor | None] = []
+    product: Tensor | None = None
+    for statistics in reversed(kept):
+        products.append(product)
+        own = statistics.get("transport")
+        if own is not None:
+            product = own if product is None else own @ product
+    return products[::-1]
 
 
 def align(

@@ -30,7 +30,6 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import (
-    AlignmentConfig,
     Covariance,
     align,
     class_gaussians,
@@ -44,10 +43,11 @@ from vbm_ptm.learners.base import (
     ParameterGroup,
     TaskStatistics,
 )
+from vbm_ptm.learners.drift import Drift, DriftConfig
 from vbm_ptm.losses import logit_normalized_cross_entropy
 
 
-class SLCAConfig(AlignmentConfig):
+class SLCAConfig(DriftConfig):
     """Settings of SLCA; the defaults are the official ones, but for the final norm, which stays as it is.
 
     Attributes:
@@ -98,6 +98,7 @@ class SLCA(Learner):
         self.backbone.requires_grad_(True)
         self.heads = TaskHeads(backbone.width)
         self.aligned_heads: TaskHeads | None = None
+        self.drift = Drift() if config.drift == "linear" else None
 
     def begin_task(self, task: Task) -> None:
         """Add a head for the new classes and freeze the heads that hold none of the task's classes."""
@@ -105,6 +106,11 @@ class SLCA(Learner):
         self.aligned_heads = None
         self.heads.append(len(task.new_classes))
         self.heads.train_only(task.classes)
+
+    def prepare_task(self, task: Task, features: Features) -> None:
+        """Keep the features from before training, if older Gaussians are to follow what it does to them."""
+        if self.drift is not None and task.index > 0:
+            self.drift.hold(features()[0])
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the slow backbone and the trainable heads."""
@@ -130,6 +136,8 @@ class SLCA(Learner):
         """Model the task's classes as Gaussians and align a copy of all heads."""
         values, labels, _ = features()
         tensors = class_gaussians(values, labels, task.classes, covariance=self.config.covariance)
+        if self.drift is not None:
+            tensors |= self.drift.finish(values)
         self.statistics[str(task.index)] = TaskStatistics(tensors).to(next(self.heads.parameters()).device)
         self._copy_heads()
         if task.index > 0:
@@ -141,8 +149,10 @@ class SLCA(Learner):
         self._copy_heads()
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
-        """Return the numbers in a mean per class and in the factors."""
-        return gaussians_size(class_sizes, self.backbone.width, covariance=self.config.covariance)
+        """Return the numbers in means, factors and, but for the first task, the map of features."""
+        width = self.backbone.width
+        gaussians = gaussians_size(class_sizes, width, covariance=self.config.covariance)
+        return gaussians + (0 if self.drift is None else width**2)
 
     def report(self, task: Task) -> dict[str, Any]:
         """Return the bytes that the Gaussians of the task take."""

@@ -27,12 +27,13 @@ from vbm_ptm.backbones import PromptableViT, evaluating
 from vbm_ptm.backbones.adaptations import LowRank, LowRankUpdates
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.alignment import AlignmentConfig, align, class_gaussians, gaussians_of, gaussians_size
+from vbm_ptm.learners.alignment import align, class_gaussians, gaussians_of, gaussians_size
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.learners.drift import Drift, DriftConfig
 from vbm_ptm.losses import logit_normalized_cross_entropy, symmetric_cross_entropy_terms
 
 
-class SLCAPlusPlusConfig(AlignmentConfig):
+class SLCAPlusPlusConfig(DriftConfig):
     """Settings of SLCA++; the defaults are the official ones for CIFAR-100.
 
     Attributes:
@@ -86,6 +87,7 @@ class SLCAPlusPlus(Learner):
                 update.down.data.copy_(leading_directions(weight, config.rank))
         self.heads = TaskHeads(backbone.width)
         self.aligned_heads: TaskHeads | None = None
+        self.drift = Drift() if config.drift == "linear" else None
 
     def begin_task(self, task: Task) -> None:
         """Add a head for the new classes and freeze the heads that hold none of the task's classes."""
@@ -93,6 +95,11 @@ class SLCAPlusPlus(Learner):
         self.aligned_heads = None
         self.heads.append(len(task.new_classes))
         self.heads.train_only(task.classes)
+
+    def prepare_task(self, task: Task, features: Features) -> None:
+        """Keep the features from before training, if older Gaussians are to follow what it does to them."""
+        if self.drift is not None and task.index > 0:
+            self.drift.hold(features()[0])
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return the updates, the slow part of the backbone and the trainable heads."""
@@ -136,6 +143,8 @@ class SLCAPlusPlus(Learner):
         """Model the task's classes as Gaussians and align a copy of all heads."""
         values, labels, _ = features()
         tensors = class_gaussians(values, labels, task.classes)
+        if self.drift is not None:
+            tensors |= self.drift.finish(values)
         self.statistics[str(task.index)] = TaskStatistics(tensors).to(next(self.heads.parameters()).device)
         heads = self._copy_heads()
         if task.index > 0:
@@ -155,8 +164,9 @@ class SLCAPlusPlus(Learner):
         self._copy_heads()
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
-        """Return the numbers in a mean and a factor per class."""
-        return gaussians_size(class_sizes, self.backbone.width)
+        """Return the numbers in a mean and a factor per class and, but for the first task, in the map of features."""
+        width = self.backbone.width
+        return gaussians_size(class_sizes, width) + (0 if self.drift is None else width**2)
 
     def _encode(self, images: Tensor) -> Tensor:
         return self.backbone.encode(images, adaptation=self.updates())[:, 0]

@@ -1,0 +1,74 @@
+"""Drift compensation: Gaussians of earlier tasks follow the features of a backbone that goes on learning.
+
+The linear variant of SLDC (Rao et al., "Compensating Distribution Drifts in Class-incremental Learning of Pre-trained
+Vision Transformers", AAAI 2026; the authors' repository). The features of the current task's images
+before and after training on it tell how features have moved; the same map is applied to the Gaussians of older classes.
+
+Differs from the official code in:
+  - Features are those of the evaluation transform, not of augmented images, and of the task's images alone: no others
+    (the official default adds 1,024 of ImageNet-1k) are looked at.
+  - A Gaussian is moved by its factor, so that nothing is added to its covariance with every task.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor, nn
+
+from vbm_ptm.class_statistics import transport
+from vbm_ptm.learners.alignment import AlignmentConfig
+
+
+class DriftConfig(AlignmentConfig):
+    """Settings of alignment with Gaussians that may follow the backbone.
+
+    Attributes:
+        drift: "linear": the Gaussians of earlier tasks are moved by the linear map that takes a new task's features
+            before training to those after it; one more pass over its images. "none": they stay.
+    """
+
+    drift: Literal["none", "linear"] = "none"
+
+    @model_validator(mode="after")
+    def _check_covariance(self) -> DriftConfig:
+        if self.drift == "linear" and getattr(self, "covariance", "full") == "diagonal":
+            raise ValueError(
+                "drift 'linear' turns the axes of a Gaussian, which covariance 'diagonal' cannot follow: take "
+                "covariance 'full' or 'shared', or drift 'none'"
+            )
+        return self
+
+
+class Drift(nn.Module):
+    """The features of a task's images from before its training, and the map from them to those after it."""
+
+    earlier: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("earlier", torch.zeros(0, 0))
+
+    def hold(self, values: Tensor) -> None:
+        """Keep the features (n,D) of the task's images, before training."""
+        self.earlier = values.clone()
+
+    def finish(self, values: Tensor) -> dict[str, Tensor]:
+        """Return what the task leaves behind, given the features (n,D) of the same images after training.
+
+        It is ``transport`` (D,D); nothing after the first task, before which no Gaussian was made. What was held is
+        dropped.
+        """
+        earlier, self.earlier = self.earlier, self.earlier.new_zeros(0, 0)
+        if not len(earlier):
+            return {}
+        return {"transport": transport(earlier.to(values.device), values).to(values.dtype)}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Take as many rows as were held when the state was saved, inside a task."""
+        saved = state_dict.get(f"{prefix}earlier")
+        if saved is not None:
+            self.earlier = self.earlier.new_zeros(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *others)
