@@ -52,6 +52,7 @@ __all__ = [
 # Defaults that do not fit a backbone of this width.
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 12},
+    "hide_prompt": {"alignment_epochs": 3, "num_centroids": 2},
     "ran_pac": {"projection_width": 60},
     "slca_pp": {"drift": "linear"},
     "tuna": {"alignment_epochs": 5},

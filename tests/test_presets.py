@@ -108,6 +108,12 @@ TUNA = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(epochs=15, ba
     alignment_samples_per_class=5 * 16, alignment_learning_rate=5e-3, alignment_momentum=0.9,
     alignment_weight_decay=5e-4,
 )  # fmt: skip
+HIDE = on(ORIGINAL, views=1) | ADAM | own(
+    expert_blocks=(0, 1, 2, 3, 4), earlier_share=0.01, contrast_temperature=0.8, num_centroids=10,
+    head_learning_rate_scale=0.1, identity_learning_rate_scale=pytest.approx(0.0005 / 0.03), alignment_epochs=30,
+    alignment_samples_per_class=120, alignment_learning_rate=0.005, alignment_weight_decay=0,
+    identity_alignment_samples=24, identity_alignment_learning_rate=0.005 * 24 / 256,
+) | schedule(batch_size=192, learning_rate=0.03 * 24 / 256)  # fmt: skip
 INFLORA = on(AUGREG, views=1) | RAW_INPUTS | CODA_SCHEDULE | schedule(learning_rate=5e-4) | own(
     rank=10, kept_share=0.95, head_learning_rate_scale=1, moments_transform="weak"
 )  # fmt: skip
@@ -229,6 +235,16 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         "TUNA: exps/tuna_inr.json",
         TUNA | own(orthogonality_weight=1e-3, alignment_samples_per_class=5 * 32)
         | schedule(epochs=10, batch_size=32, learning_rate=0.02),
+    ),
+    ("hide_prompt", "cifar100"): (
+        "HiDe-Prompt: configs/cifar100_hideprompt_5e.py",
+        HIDE | CIFAR_INPUTS | own(expert_length=5, contrast_weight=0.1)
+        | schedule(epochs=50, schedule="multistep", milestones=(30,), decay=0.1),
+    ),
+    ("hide_prompt", "imagenet_r"): (
+        "HiDe-Prompt: configs/imr_hideprompt_5e.py",
+        HIDE | RAW_INPUTS | PORT_CROP | own(expert_length=20, contrast_weight=0.5)
+        | schedule(epochs=150, schedule="cosine", minimum_learning_rate=1e-5),
     ),
     ("inf_lora", "cifar100"): (
         "InfLoRA: configs/cifar100_inflora.json",
@@ -367,6 +383,8 @@ EMBEDDED: dict[str, Numbers] = {
     | own(first_update_learning_rate_scale=0.1, alignment_epochs=100, alignment_learning_rate=0.1),
     "tuna": schedule(optimizer="sgd", learning_rate=3e-3, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),
+    "hide_prompt": schedule(optimizer="adam", learning_rate=3e-3, clip_gradient_norm=1.0)
+    | own(head_learning_rate_scale=1, identity_learning_rate_scale=1, alignment_learning_rate=0.05),
     "inf_lora": schedule(optimizer="adam", learning_rate=2e-3, schedule="quarter_cosine") | own(rank=10),
     "ease": schedule(optimizer="sgd", learning_rate=0.1, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),

@@ -19,6 +19,7 @@ Build = Callable[..., Learner]
 # Defaults that do not fit a backbone of width 48.
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 30},
+    "hide_prompt": {"alignment_epochs": 3, "num_centroids": 2},
     "ran_pac": {"projection_width": 100},
     "slca_pp": {"cross_entropy_weight": 0.5},
     "tuna": {"alignment_epochs": 5, "orthogonality_weight": 0.1},

@@ -107,13 +107,20 @@ class ToyFeatures:
     task: Task
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: str = "eval", *, draw: int = 0
+        self,
+        rows: Sequence[int] | None = None,
+        transform: str = "eval",
+        *,
+        draw: int = 0,
+        function: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         toy, index = self.toy, self.task.index
         first = sum(len(labels) for labels in toy.labels[:index])  # rows count the images of all tasks
         own = torch.arange(first, first + len(toy.labels[index]))
         wanted = own if rows is None else torch.tensor(rows, dtype=torch.int64)
-        return self.learner.query(torch.cat(toy.images)[wanted]), torch.cat(toy.labels)[wanted], wanted
+        with torch.no_grad():
+            values = (function or self.learner.query)(torch.cat(toy.images)[wanted])
+        return values, torch.cat(toy.labels)[wanted], wanted
 
     @torch.no_grad()
     def sum(

@@ -38,7 +38,7 @@ from vbm_ptm.randomness import seed_for, seeded
 
 pytestmark = pytest.mark.distributed
 
-NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
+NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "hide_prompt", "s_prompt_pp")
 ON_RESNET = ("finetune", "er", "icarl", "der_pp", "lwf", "expandable", "tcil")  # with batch norm
 QUICK: dict[str, dict[str, Any]] = {
     **{name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")},

@@ -38,7 +38,12 @@ class TaskFeatures:
         self.loaders = loaders
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval", *, draw: int = 0
+        self,
+        rows: Sequence[int] | None = None,
+        transform: ImageTransform = "eval",
+        *,
+        draw: int = 0,
+        function: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, D) float32, class indices (n,) and sample ids (n,) on the CPU, in the order of rows.
 
@@ -48,7 +53,7 @@ class TaskFeatures:
         benchmark = self.loaders.benchmark
         train = benchmark.datasets.train
         wanted = benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
-        features = self._table(train, wanted, transform, draw=draw)
+        features = self._table(train, wanted, transform, draw=draw, function=function)
         labels = torch.from_numpy(benchmark.class_indices(train)[wanted])
         sample_ids = torch.from_numpy(wanted.copy())
         if not bool(features.isfinite().all()):
@@ -90,15 +95,22 @@ class TaskFeatures:
 
     @torch.no_grad()
     def _table(
-        self, split: ImageSplit, wanted: NDArray[np.int64], transform: ImageTransform, *, draw: int = 0
+        self,
+        split: ImageSplit,
+        wanted: NDArray[np.int64],
+        transform: ImageTransform,
+        *,
+        draw: int = 0,
+        function: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
+        function = function or self.learner.query
         num_ranks = self.accelerator.num_processes
         shares = [chunk(len(wanted), rank, num_ranks) for rank in range(num_ranks)]
         table: Tensor | None = None
         position, _ = shares[self.accelerator.process_index]
         for images in self._batches(split, wanted, transform, draw=draw):
             with torch.inference_mode(), self.accelerator.autocast():
-                values = self.learner.query(images)
+                values = function(images)
                 values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
             if table is None:
                 table = torch.empty(len(wanted), values.shape[1], dtype=values.dtype)
@@ -123,7 +135,7 @@ class TaskFeatures:
         if self.accelerator.num_processes == 1:
             return totals
         everywhere = gather_object([{name: tuple(total.shape) for name, total in totals.items()}])
-        shapes = next(filter(None, everywhere), {})
+        shapes: dict[str, tuple[int, ...]] = next(filter(None, everywhere), {})
         summed = {}
         for name, shape in shapes.items():
             own = totals[name] if name in totals else torch.zeros(shape, dtype=torch.float64)

@@ -133,7 +133,12 @@ class Features(Protocol):
     """Query features, and sums, over the current task's training images, computed when asked for."""
 
     def __call__(
-        self, rows: Sequence[int] | None = None, transform: ImageTransform = "eval", *, draw: int = 0
+        self,
+        rows: Sequence[int] | None = None,
+        transform: ImageTransform = "eval",
+        *,
+        draw: int = 0,
+        function: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features (n, D) float32, class indices (n,), sample ids (n,), each row exactly once.
 
@@ -142,6 +147,7 @@ class Features(Protocol):
             transform: "eval" for the test transform, "flip" for its mirror image, "weak" for the baseline's training
                 transform.
             draw: Of "weak", which of its draws.
+            function: Images (N, C, H, W) -> features (N, D), in place of the learner's query.
         """
 
     def sum(

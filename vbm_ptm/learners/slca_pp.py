@@ -47,7 +47,8 @@ class SLCAPlusPlusConfig(DriftConfig):
         reverse_weight: Weight of the reverse cross-entropy in stage 1.
         age_scale: Old classes' draws are divided by 1 + about this per task that came after theirs, and the features
             that an old head sees in prediction are multiplied by it.
-        logit_normalization_temperature: Temperature of the logit normalisation in alignment.
+        logit_normalization_temperature: Temperature of the logit normalisation in alignment; None for plain
+            cross-entropy.
     """
 
     name: str = "slca_pp"
@@ -60,7 +61,7 @@ class SLCAPlusPlusConfig(DriftConfig):
     cross_entropy_weight: float = Field(default=1.0, ge=0)
     reverse_weight: float = Field(default=0.1, ge=0)
     age_scale: float = Field(default=0.02, ge=0)
-    logit_normalization_temperature: float = Field(default=0.1, gt=0)
+    logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
 
 
 class SLCAPlusPlus(Learner):
@@ -181,10 +182,11 @@ class SLCAPlusPlus(Learner):
         return self.aligned_heads
 
     def _alignment_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        temperature = self.config.logit_normalization_temperature
+        if temperature is None:
+            return nn.functional.cross_entropy(logits, labels)
         sizes = [size for size in self.heads.sizes if size]
-        return logit_normalized_cross_entropy(
-            logits, labels, sizes, self.config.logit_normalization_temperature
-        )
+        return logit_normalized_cross_entropy(logits, labels, sizes, temperature)
 
 
 def leading_directions(weight: Tensor, rank: int) -> Tensor:

@@ -42,13 +42,15 @@ class ExpertPrefixes(nn.Module):
         blocks: Blocks that get a prefix.
         length: L.
         width: D.
+        has_keys: Whether each task also has a key; not where something else chooses the prefix.
     """
 
-    def __init__(self, blocks: Sequence[int], length: int, width: int) -> None:
+    def __init__(self, blocks: Sequence[int], length: int, width: int, *, has_keys: bool = True) -> None:
         super().__init__()
         self.blocks = tuple(blocks)
         self.length = length
         self.width = width
+        self.has_keys = has_keys
         self.prefixes = nn.ParameterList()
         self.keys = nn.ParameterList()
 
@@ -63,7 +65,8 @@ class ExpertPrefixes(nn.Module):
         if copy_previous and len(self.prefixes):
             prefix = self.prefixes[-1].detach().clone()
         self.prefixes.append(nn.Parameter(prefix))
-        self.keys.append(nn.Parameter(torch.empty(self.width).uniform_(-1, 1)))
+        if self.has_keys:
+            self.keys.append(nn.Parameter(torch.empty(self.width).uniform_(-1, 1)))
 
     def similarity(self, query: Tensor) -> Tensor:
         """Return the cosines (N, tasks) of queries (N,D) and keys, not as a product that autocast would round."""
