@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
-from vbm_ptm.report.collect import Effect, MeasuredRun, Spread, collect
+from vbm_ptm.report.collect import Effect, MeasuredRun, collect
 from vbm_ptm.storage.run_result import RunResult, read_result
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.config.study_config import StudyConfig, read_study
 from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.report.collect import Spread
 from vbm_ptm.runs.places import Places
 from vbm_ptm.storage.run_result import read_result
 from vbm_ptm.study import (

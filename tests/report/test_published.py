@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.config.study_config import read_study
 from vbm_ptm.config.tree import find_config, read_yaml
 from vbm_ptm.metrics import AccuracyCell
-from vbm_ptm.report.collect import Spread
 from vbm_ptm.report.published import (
     BenchmarkComparison,
     Cell,

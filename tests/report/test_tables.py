@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
-from vbm_ptm.report.collect import Collected, Effect, EffectRow, Missing, Row, Spread
+from vbm_ptm.report.collect import Collected, Effect, EffectRow, Missing, Row
 from vbm_ptm.report.tables import (
     effect_lines,
     measures_table,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.storage.task_record import TaskFacts
 
@@ -66,23 +67,6 @@ def measures_of(records: Iterable[TaskFacts]) -> dict[str, float | None]:
         "sample_forgetting": Spread.of(task.sample_forgetting for task in tasks).mean,
         "feature_drift": Spread.of(task.feature_drift for task in tasks).mean,
     }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation of the numbers that exist; None where there are too few."""
-
-    mean: float | None
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread:
-        """Leave out what does not exist."""
-        known = [value for value in values if value is not None]
-        return cls(
-            mean=statistics.fmean(known) if known else None,
-            std=statistics.stdev(known) if len(known) > 1 else None,
-        )
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyMatrix, TopK, Weighting
-from vbm_ptm.report.collect import Effect, Spread
+from vbm_ptm.report.collect import Effect
 from vbm_ptm.report.tables import effect, spread
 from vbm_ptm.settings import Settings
 from vbm_ptm.storage.run_result import RunResult

@@ -7,8 +7,9 @@ from typing import Any, get_args
 
 from rich.table import Table
 
+from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope, TopK
-from vbm_ptm.report.collect import Collected, Effect, Missing, Spread
+from vbm_ptm.report.collect import Collected, Effect, Missing
 
 NOT_AVAILABLE = "n/a"
 TOPS: tuple[TopK, ...] = (1, 5)

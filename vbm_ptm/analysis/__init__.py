@@ -1,0 +1,5 @@
+"""Why rest helps, in numbers and pictures: what a run's records say of remembering, forgetting and confusion.
+
+Every module has functions that return arrays of a run's records (``AccuracyMatrix``, ``TaskFacts``), and functions that
+draw them for several runs, by the label of a line: ``Lines``. Nothing here trains, reads files or writes them.
+"""

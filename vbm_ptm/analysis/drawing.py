@@ -1,0 +1,156 @@
+"""One look for all figures: colours that colour-blind people can tell apart, thin lines, no frame.
+
+matplotlib is loaded when something is drawn. The colours are Okabe and Ito's (Color Universal Design, 2008), ordered by
+contrast; a line is also told by its dashes and marker. A page may replace them, and the ones of ink, grid and paper, to
+follow its theme: no other colour occurs in a figure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from vbm_ptm.analysis.spread import Floats, Spread, mean_and_std
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+# What each line of a figure is drawn from: something for every run, by the line's label.
+Lines = Mapping[str, Sequence[T]]
+
+INK, SOFT, GRID, PAPER, ACCENT = "#1b1f24", "#5c6570", "#d9dde2", "#ffffff", "#0b62a8"
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#6a51a3", "#7f7f7f")
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vbm_ptm",
+    "pdf.fonttype": 42,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": SOFT,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.bottom": False,
+    "ytick.left": False,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "path.simplify": True,
+}
+
+
+class LineStyle(NamedTuple):
+    """How a line is told from the others."""
+
+    color: str
+    linestyle: Any
+    marker: str
+
+
+def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+    """Return a style for each label; beyond eight the colours come again, with other dashes."""
+    numbered = enumerate(labels)
+    return {
+        label: LineStyle(
+            SERIES[number % len(SERIES)],
+            _DASHES[number // len(SERIES) % len(_DASHES)],
+            _MARKERS[number % len(_MARKERS)],
+        )
+        for number, label in numbered
+    }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Give what is drawn and saved inside the block the look of this package."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def new_figure(
+    num_panels: int = 1, *, width: float = 7.2, height: float = 3.4, columns: int = 1, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure, not known to pyplot, and its panels; call it inside ``styled``.
+
+    Args:
+        num_panels: How many there are.
+        width: In inches.
+        height: Of a row of panels, in inches.
+        columns: Panels side by side.
+        share_y: Whether all have one vertical scale.
+    """
+    from matplotlib.figure import Figure
+
+    columns = max(1, min(columns, num_panels))
+    rows = max(1, math.ceil(num_panels / columns))
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    panels = list(itertools.chain.from_iterable(grid))
+    for empty in panels[num_panels:]:
+        empty.set_axis_off()
+    return figure, panels[:num_panels]
+
+
+def draw_line(axes: Axes, places: Floats, columns: Sequence[Spread], *, label: str, style: LineStyle) -> None:
+    """Draw means over runs, with a band of one standard deviation where there are several.
+
+    Args:
+        axes: The panel.
+        places: (n,) where on the horizontal axis.
+        columns: (n,) means and deviations.
+        label: For the legend.
+        style: Of the line.
+    """
+    means, deviations = mean_and_std(columns)
+    axes.plot(places, means, label=label, **style._asdict())
+    if deviations.any():
+        axes.fill_between(
+            places, means - deviations, means + deviations, color=style.color, alpha=0.16, linewidth=0
+        )
+
+
+def whole_ticks(axes: Axes, count: int) -> None:
+    """Put ticks on whole numbers from 1 on, and room beside the first and last."""
+    step = max(1, math.ceil(count / 10))
+    axes.set_xticks(np.arange(1, count + 1, step))
+    axes.set_xlim(0.7, count + 0.3)
+
+
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """Put a legend below the panels, unless a single line needs none."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        longest = max(map(len, labels))
+        columns = max(1, min(len(labels), int(90 / (longest + 8))))
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
