@@ -20,6 +20,28 @@ TINY_VIT = "test_vit.r160_in1k"
 SHORT: dict[str, dict[str, Any]] = {"slca": {"alignment_epochs": 1, "alignment_samples_per_class": 8}}
 
 
+# The longest tests, which begin first, so that none of them is alone at the end.
+LONGEST = (
+    "test_lowest_versions.py",
+    "test_fault_drill.py",
+    "test_ranks.py",
+    "test_studies.py",
+    "test_end_to_end.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let slow tests begin before quick ones."""
+
+    def rank(item: pytest.Item) -> int:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("distributed")):
+            return len(LONGEST) + 1
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

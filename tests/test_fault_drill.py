@@ -12,9 +12,9 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "fault_drill.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("learner", "ranks"), [("slca", 1), ("s_iprompt", 2)])
-def test_drill__ends_as_if_nothing_had_happened(learner: str, ranks: int, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--kills", "1", "--learners", learner, "--ranks", str(ranks)]
+def test_drill__ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """A run on one rank is killed and one on two; the first is then damaged and comes to the end of a disk."""
+    command = [sys.executable, str(SCRIPT), "--kills", "2", "--learners", "slca", "--ranks", "1,2"]
     done = subprocess.run([*command, "--folder", str(tmp_path / "drill")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no difference" in done.stdout

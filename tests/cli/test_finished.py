@@ -1,4 +1,4 @@
-"""Commands that work on finished runs, under a launcher that has started two ranks; and what the help says."""
+"""Commands that work on finished runs, as one rank of two; and what the help says."""
 
 from __future__ import annotations
 
@@ -6,50 +6,54 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import torch.multiprocessing
 from launching import become_rank
 from miniatures import write_toy_folder
 
 from vbm_ptm.cli import main
 from vbm_ptm.experiment import run
 
-REPOSITORY = Path(__file__).parents[2]
+
+def run_on_a_rank(rank: int, port: int, commands: Sequence[Sequence[object]], folder: Path) -> None:
+    """Run commands one after another as a rank of two; leave behind how each ended and what it printed."""
+    done = []
+    for command in commands:
+        become_rank(rank, port)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = main([str(word) for word in command])
+        done.append([code, printed.getvalue()])
+    (folder / f"{rank}.json").write_text(json.dumps(done))
 
 
-def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    return subprocess.run(
-        [*command, "-m", "vbm_ptm", *map(str, arguments)],
-        env=os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.distributed
-def test_finished__work_on_one_rank_of_two(toy_tree: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_finished__work_on_one_rank_of_two(
+    toy_tree: Callable[..., dict[str, Any]], tmp_path: Path, free_port: int
+) -> None:
     run(toy_tree("nearest_mean"), output=tmp_path / "run")
-    evaluated = launch("evaluate", tmp_path / "run", "--json")
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert json.loads(evaluated.stdout)["equals_training"]
-    exported = launch("export", tmp_path / "run", "--output", tmp_path / "exported")
-    assert exported.returncode == 0, exported.stderr
-    assert exported.stdout.count("exported: ") == 1
     write_toy_folder(tmp_path / "pictures", ["one"], num_train=2, num_test=0)
-    predicted = launch("predict", tmp_path / "exported", tmp_path / "pictures", "--json")
-    assert predicted.returncode == 0, predicted.stderr
-    assert len(json.loads(predicted.stdout)) == 2
-    compared = launch("diff", tmp_path / "run", tmp_path / "run")
-    assert (compared.returncode, compared.stdout.count("no difference")) == (0, 1)
+    commands = [
+        ["evaluate", tmp_path / "run", "--json"],
+        ["export", tmp_path / "run", "--output", tmp_path / "exported"],
+        ["predict", tmp_path / "exported", tmp_path / "pictures", "--json"],
+        ["diff", tmp_path / "run", tmp_path / "run"],
+    ]
+    torch.multiprocessing.start_processes(
+        run_on_a_rank, args=(free_port, commands, tmp_path), nprocs=2, start_method="fork"
+    )
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert second == [[0, ""]] * 4
+    assert [code for code, _ in first] == [0] * 4
+    evaluated, exported, predicted, compared = (printed for _, printed in first)
+    assert json.loads(evaluated)["equals_training"]
+    assert exported.count("exported: ") == 1
+    assert len(json.loads(predicted)) == 2
+    assert compared.count("no difference") == 1
 
 
 def export_again_and_again(rank: int, port: int, run_directory: Path, folder: Path, start: Any) -> None:

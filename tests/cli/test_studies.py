@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -186,20 +187,29 @@ def test_study__runs_part_by_part_to_the_table(
 def test_study__the_whole_table_in_miniature(
     say: Say, cifar100_arguments: list[str], imagenet_r_arguments: list[str], tmp_path: Path
 ) -> None:
-    """Every row and both benchmarks in their true shape, on the embedded backbone."""
+    """Every row, and both benchmarks in their true shape, on the embedded backbone.
+
+    Both benchmarks have the rows that are compared with each other; the rows of prompts are those of one benchmark.
+    """
     command = ["--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)]
     command += ["--data", "imagenet_r.test_fraction=0.4", "--set", "trainer.max_steps_per_task=1"]
     command += ["--set", "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet"]
     command += ["--set", "backbone.image_size=32"]  # a quarter of the tokens
     short = ["--set", "learner.alignment_samples_per_class=2"]  # of 256 it takes minutes
     prompts = ("s_prompt_pp", "coda_prompt", "dualprompt", "l2p", "s_iprompt")
-    for number, (rows, more, num_lines) in enumerate(((("slca*", "joint"), short, 3), (prompts, [], 5))):
+    both = ["imagenet_r", "cifar100"]
+    parts = ((both, ("slca*", "joint"), short, 3), (["imagenet_r"], prompts, [], 5))
+    for number, (benchmarks, rows, more, num_lines) in enumerate(parts):
         output = tmp_path / str(number)
-        only = [part for row in rows for part in ("--only", f"*-{row}/seed_1993-*")]
+        only = [
+            part
+            for name, row in itertools.product(benchmarks, rows)
+            for part in ("--only", f"{name}-{row}/seed_1993-*")
+        ]
         code, said, problems = say("--output", str(output), *only, *command, *more)
         assert code == 0, problems
         compared = json.loads((output / "published.json").read_text())
-        assert list(compared["benchmarks"]) == ["imagenet_r", "cifar100"]
+        assert list(compared["benchmarks"]) == benchmarks
         for benchmark in compared["benchmarks"].values():
             assert len(benchmark["lines"]) == num_lines
             for line in benchmark["lines"]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import filelock
 import numpy as np
 import pytest
 import safetensors.torch
@@ -201,12 +202,15 @@ def _walk(rank: int, fit: Callable[..., Any], new_run: Callable[..., Any], folde
 def walked(
     fit: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Return a function that gives both ranks' outcomes of a cell; the first call runs all cells."""
-    folder = tmp_path_factory.mktemp("ranks")
+    """Return a function that gives both ranks' outcomes of a cell; the first call of any worker runs all cells."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
+    folder.mkdir(exist_ok=True)
 
     def outcomes(number: int, new_run: Callable[..., Any], port: int) -> list[dict[str, Any]]:
-        if not list(folder.iterdir()):
-            on_two_ranks(_walk, fit, new_run, folder, port=port)
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if not list(folder.iterdir()):
+                on_two_ranks(_walk, fit, new_run, folder, port=port)
         return [
             json.loads((folder / f"{number}-{rank}.json").read_text())
             | {"state": safetensors.torch.load_file(folder / f"{number}-{rank}.safetensors")}
