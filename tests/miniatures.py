@@ -8,7 +8,6 @@ originals.
 from __future__ import annotations
 
 import colorsys
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import ClassLabel, Dataset, Features
-from PIL import Image
+from images import encoded, tinted
 
 CIFAR100_CLASSES = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle "
@@ -47,16 +46,13 @@ def domainnet_classes(number: int = 345) -> list[str]:
 def picture(index: int, *, of: int, number: int, size: int = 16, file_format: str = "JPEG") -> bytes:
     """A noisy picture of its class's hue; every tenth is grey and, as JPEG, every eleventh is CMYK."""
     hue = np.array(colorsys.hsv_to_rgb(index / of, 0.9, 0.8)) * 255
-    noise = np.random.default_rng([index, number]).normal(0, 20, (size, size, 3))
-    image = Image.fromarray(np.clip(hue + noise, 0, 255).astype(np.uint8))
+    image = tinted(hue, [index, number], size=size)
     serial = 7 * index + number
     if serial % 10 == 9:
         image = image.convert("L")
     elif serial % 11 == 10 and file_format == "JPEG":
         image = image.convert("CMYK")
-    buffer = io.BytesIO()
-    image.save(buffer, format=file_format)
-    return buffer.getvalue()
+    return encoded(image, file_format)
 
 
 def cifar100_miniature(root: Path, *, num_train: int = 3, num_test: int = 1) -> list[str]:
@@ -129,8 +125,7 @@ def write_toy_folder(root: Path, names: list[str], *, num_train: int = 6, num_te
             folder = root / split / name
             folder.mkdir(parents=True)
             for number in range(count):
-                pixels = np.clip(colour + generator.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
+                tinted(colour, generator).save(folder / f"{number}.png")
     return root
 
 

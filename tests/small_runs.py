@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from images import encoded, pattern
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
@@ -71,22 +71,12 @@ def transforms() -> ViewTransforms:
     )
 
 
-def pattern(label: int, number: int, domain: int) -> Image.Image:
-    """Return a noisy image of a class: its own pattern of 4 x 4 patches."""
-    colours = np.random.default_rng(label).integers(30, 225, (4, 4, 3))
-    noise = np.random.default_rng([label, number, domain]).normal(0, 12, (32, 32, 3))
-    pixels = colours.repeat(8, axis=0).repeat(8, axis=1) + noise + 10 * domain
-    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
-
-
 def split_of(
     name: Any, labels: Sequence[int], images: Sequence[Image.Image], domains: Sequence[str] | None
 ) -> ImageSplit:
     rows = []
     for image in images:
-        file = io.BytesIO()
-        image.save(file, format="PNG")
-        rows.append({"bytes": file.getvalue(), "path": None})
+        rows.append({"bytes": encoded(image), "path": None})
     return ImageSplit(
         rows=Dataset.from_dict({"image": rows}),
         labels=np.array(labels, dtype=np.int64),

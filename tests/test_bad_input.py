@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from images import noise, write_pictures
 from miniatures import write_toy_folder
 from PIL import Image
 
@@ -182,17 +183,8 @@ def test_study__refuses_a_wrong_file(tmp_path: Path, refused: Say) -> None:
     assert "grid.seed: [] is not allowed" in refused("study", str(file))
 
 
-def picture(seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), np.uint8)
-    return Image.fromarray(pixels)
-
-
 def write_classes(root: Path, *names: str, count: int = 4) -> Path:
-    for name in names:
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            picture(number).save(root / name / f"{number}.jpg")
-    return root
+    return write_pictures(root, *(f"{name}/{number}.jpg" for name in names for number in range(count)))
 
 
 def with_dataset(options: list[str], path: Path, *more: str) -> list[str]:
@@ -244,13 +236,13 @@ def test_train__takes_images_of_every_mode(options: list[str], tmp_path: Path) -
     root = write_classes(tmp_path / "birds", "crow", "owl")
     deep = Image.fromarray(np.arange(1024, dtype=np.uint16).reshape(32, 32) * 64)
     odd = {
-        "grey.png": picture().convert("L"),
-        "palette.png": picture().quantize(16),
-        "alpha.png": picture().convert("RGBA"),
-        "print.jpg": picture().convert("CMYK"),
+        "grey.png": noise(height=32, width=32).convert("L"),
+        "palette.png": noise(height=32, width=32).quantize(16),
+        "alpha.png": noise(height=32, width=32).convert("RGBA"),
+        "print.jpg": noise(height=32, width=32).convert("CMYK"),
         "deep.png": deep,
-        "bits.png": picture().convert("1"),
-        "grey_alpha.png": picture().convert("LA"),
+        "bits.png": noise(height=32, width=32).convert("1"),
+        "grey_alpha.png": noise(height=32, width=32).convert("LA"),
     }
     for name, image in odd.items():
         image.save(root / "owl" / name)

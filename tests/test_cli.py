@@ -20,6 +20,7 @@ import datasets
 import numpy as np
 import pytest
 import yaml
+from images import noise, tinted
 from PIL import Image
 
 from vbm_ptm.cli import main
@@ -36,8 +37,7 @@ FINISHED = ("--seed", "3", "--class-order-seed", "5", "--device", "cpu", "--set"
 
 
 def coloured(name: str, number: int) -> Image.Image:
-    noise = np.random.default_rng(number).normal(0, 15, (32, 32, 3))
-    return Image.fromarray(np.clip(np.array(COLOURS[name]) + noise, 0, 255).astype(np.uint8))
+    return tinted(COLOURS[name], number, spread=15)
 
 
 @pytest.fixture(scope="module")
@@ -294,11 +294,10 @@ def test_train__runs_on_a_local_copy_of_cifar100(
             "coarse_label": datasets.ClassLabel(names=[f"coarse {number}" for number in range(20)]),
         }
     )
-    generator = np.random.default_rng(0)
     for split, count in (("train", 2), ("test", 1)):
         labels = list(range(100)) * count
         columns = {
-            "img": [Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)) for _ in labels],
+            "img": [noise(number, height=32, width=32) for number in range(len(labels))],
             "fine_label": labels,
             "coarse_label": [label // 5 for label in labels],
         }

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from images import encoded, noise
 from PIL import Image, ImageFile
 
 from vbm_ptm.data.images import check_images, decode_image
@@ -15,23 +15,12 @@ from vbm_ptm.errors import UsageError
 RED = (200, 40, 10)
 
 
-def png(image: Image.Image, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", **options)
-    return buffer.getvalue()
-
-
-def noise(height: int = 24, width: int = 16) -> Image.Image:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
 def test_decode_image__takes_rows_paths_and_images(tmp_path: Path) -> None:
-    image = noise()
+    image = noise(height=24, width=16)
     path = tmp_path / "a.png"
     image.save(path)
     for value in (
-        {"bytes": png(image), "path": None},
+        {"bytes": encoded(image), "path": None},
         {"bytes": None, "path": str(path)},
         path,
         str(path),
@@ -66,7 +55,7 @@ def test_decode_image__drops_transparency_and_keeps_the_stored_colour() -> None:
     assert decode_image(Image.new("RGBA", (2, 2), (*RED, 0))).getpixel((0, 0)) == RED
     palette = Image.new("P", (2, 2), 1)
     palette.putpalette([0, 0, 0, *RED])
-    content = png(palette, transparency=b"\x80\x00")
+    content = encoded(palette, transparency=b"\x80\x00")
     assert decode_image({"bytes": content, "path": None}).getpixel((0, 0)) == RED
 
 
@@ -101,7 +90,7 @@ def test_decode_image__scales_32_bit_by_the_smallest_range(
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_decode_image__turns_exif_upright(orientation: int, tmp_path: Path) -> None:
-    pixels = np.asarray(noise())
+    pixels = np.asarray(noise(height=24, width=16))
     # What the camera stores so that a viewer following the orientation shows `pixels`.
     stored = {
         1: lambda a: a,
@@ -143,16 +132,16 @@ def test_decode_image__in_draft_mode_keeps_as_many_pixels_as_asked_for(tmp_path:
 
 
 def test_decode_image__reads_pixels_under_broken_exif(tmp_path: Path) -> None:
-    noise().save(tmp_path / "a.jpg", exif=b"Exif\x00\x00" + b"nonsense" * 4)
+    noise(height=24, width=16).save(tmp_path / "a.jpg", exif=b"Exif\x00\x00" + b"nonsense" * 4)
     assert decode_image(tmp_path / "a.jpg").size == (16, 24)
 
 
 def bad_files(folder: Path) -> dict[str, str]:
     """Write one bad file of each kind; return name -> part of the problem."""
-    noise(64, 64).save(folder / "whole.jpg")
+    noise(height=64, width=64).save(folder / "whole.jpg")
     content = (folder / "whole.jpg").read_bytes()
     (folder / "half.jpg").write_bytes(content[: len(content) // 2])
-    (folder / "half.png").write_bytes(png(noise())[:200])
+    (folder / "half.png").write_bytes(encoded(noise(height=24, width=16))[:200])
     (folder / "empty.jpg").touch()
     (folder / "text.jpg").write_text("hello")
     (folder / "link.jpg").symlink_to(folder / "nowhere.jpg")
@@ -187,8 +176,8 @@ def test_decode_image__treats_a_decompression_bomb_as_a_bad_file(tmp_path: Path)
 
 
 def test_decode_image__closes_files(tmp_path: Path) -> None:
-    noise().save(tmp_path / "a.png")
-    (tmp_path / "bad.png").write_bytes(png(noise())[:100])
+    noise(height=24, width=16).save(tmp_path / "a.png")
+    (tmp_path / "bad.png").write_bytes(encoded(noise(height=24, width=16))[:100])
     before = len(os.listdir("/dev/fd"))
     kept = [decode_image(tmp_path / "a.png") for _ in range(20)]
     for _ in range(20):

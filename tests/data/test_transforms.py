@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images import photograph
 from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
@@ -38,13 +39,6 @@ def build(config: TransformsConfig, *, image_size: int = 32, crop_fraction: floa
         interpolation="bicubic",
         crop_fraction=crop_fraction,
     )
-
-
-def photograph(height: int = 60, width: int = 48) -> Image.Image:
-    """Return an image in which every pixel tells where it is."""
-    rows, columns = np.mgrid[0:height, 0:width]
-    pixels = np.stack([rows * 255 // height, columns * 255 // width, (rows + columns) % 256], axis=-1)
-    return Image.fromarray(pixels.astype(np.uint8))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from huggingface_hub import HfApi
+from images import noise, png, write_pictures, write_split
 from PIL import Image
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
@@ -36,36 +37,6 @@ CONFIGS = Path(__file__).parents[3] / "configs" / "datasets"
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-
-
-def picture(seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
-def png(seed: int = 0) -> bytes:
-    buffer = io.BytesIO()
-    picture(seed).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-def write(root: Path, *files: str) -> Path:
-    for number, file in enumerate(files):
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
-        (root / file).write_bytes(png(number))
-    return root
-
-
-def toy(root: Path, names: list[str], *, num_train: int = 6, num_test: int = 4) -> Path:
-    return write(
-        root,
-        *(
-            f"{split}/{name}/{number}.png"
-            for split, count in (("train", num_train), ("test", num_test))
-            for name in names
-            for number in range(count)
-        ),
-    )
 
 
 def load(path: Path, **fields: Any) -> ImageDatasets:
@@ -127,7 +98,7 @@ def test_load_image_dataset__digits_need_nothing() -> None:
 
 def test_load_image_dataset__reads_class_folders_by_name(tmp_path: Path) -> None:
     names = [str(number) for number in range(12)]
-    found = load(toy(tmp_path, names))
+    found = load(write_split(tmp_path, names))
     assert found.class_names == tuple(sorted(names))
     for split, count in ((found.train, 6), (found.test, 4)):
         assert len(split) == 12 * count
@@ -144,14 +115,14 @@ def test_load_image_dataset__reads_class_folders_by_name(tmp_path: Path) -> None
 
 def test_load_image_dataset__takes_class_names_as_written(tmp_path: Path) -> None:
     names = ["10", "no", "train", "test tube", "12:30", "010"]
-    assert load(toy(tmp_path, names)).class_names == tuple(sorted(names))
+    assert load(write_split(tmp_path, names)).class_names == tuple(sorted(names))
 
 
 def test_load_image_dataset__announces_layout_and_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    load(toy(tmp_path, ["a", "b"]))
+    load(write_split(tmp_path, ["a", "b"]))
     assert "toy (split): train split: 12 images, 2 classes, 6 to 6 images per class." in caplog.text
     assert "toy (split): test split: 8 images, 2 classes" in caplog.text
 
@@ -182,7 +153,7 @@ def test_load_image_dataset__every_table_form_gives_the_same(tmp_path: Path) -> 
         assert each.train.labels.tolist() == [0, 1, 2, 2, 1, 0]
         assert each.test.labels.tolist() == [2, 0]
         assert each.split_sha256 == found[0].split_sha256
-        assert np.array_equal(np.asarray(each.train.image(4)), np.asarray(picture(4)))
+        assert np.array_equal(np.asarray(each.train.image(4)), np.asarray(noise(4)))
 
 
 def test_load_image_dataset__one_table_is_divided(tmp_path: Path) -> None:
@@ -199,7 +170,7 @@ def test_load_image_dataset__one_table_is_divided(tmp_path: Path) -> None:
 
 
 def test_load_image_dataset__path_wins_over_source(tmp_path: Path) -> None:
-    spec = DatasetSpec(name="toy", path=toy(tmp_path, ["a"]), source="nobody/nothing")
+    spec = DatasetSpec(name="toy", path=write_split(tmp_path, ["a"]), source="nobody/nothing")
     assert load_image_dataset(spec).class_names == ("a",)
 
 
@@ -273,7 +244,7 @@ def test_load_image_dataset__names_the_columns_that_are_there(tmp_path: Path) ->
         load(tmp_path / "saved", label_column="kind")
     with pytest.raises(UsageError, match="not images"):
         load(tmp_path, image_column="extra")
-    toy(tmp_path / "folder", ["a"])
+    write_split(tmp_path / "folder", ["a"])
     with pytest.raises(UsageError, match="an image folder, which has none"):
         load(tmp_path / "folder", domain_column="domain")
 
@@ -307,7 +278,7 @@ def test_load_image_dataset__names_an_unreadable_parquet_file(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_load_image_dataset__local_data_need_no_hub(tmp_path: Path) -> None:
-    write(tmp_path / "flat", *(f"{name}/{n}.png" for name in "ab" for n in range(3)))
+    write_pictures(tmp_path / "flat", *(f"{name}/{n}.png" for name in "ab" for n in range(3)))
     rows = table(["a", "a", "b", "b"])
     rows.to_parquet(tmp_path / "all.parquet")
     rows.save_to_disk(tmp_path / "saved")
@@ -376,7 +347,7 @@ def test_load_image_dataset__asks_for_a_path_where_there_is_no_source() -> None:
 
 
 def test_load_image_dataset__says_what_is_wrong_with_a_path(tmp_path: Path) -> None:
-    toy(tmp_path / "flowers", ["a"])
+    write_split(tmp_path / "flowers", ["a"])
     with pytest.raises(UsageError, match=r"nothing at '.*flovers'\. Did you mean '.*flowers'\? Expected"):
         load(tmp_path / "flovers")
     with pytest.raises(UsageError, match="nothing at"):
@@ -396,7 +367,7 @@ def test_load_image_dataset__says_what_is_wrong_with_a_path(tmp_path: Path) -> N
 def test_load_image_dataset__reports_empty_class_folders_and_other_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    toy(tmp_path, ["a", "b"])
+    write_split(tmp_path, ["a", "b"])
     (tmp_path / "train" / "c").mkdir()
     (tmp_path / "train" / "a" / "notes.txt").touch()
     found = load(tmp_path)
@@ -408,11 +379,11 @@ def test_load_image_dataset__reports_empty_class_folders_and_other_files(
 
 
 def test_load_image_dataset__calls_an_empty_folder_of_a_class_what_it_is(tmp_path: Path) -> None:
-    toy(tmp_path / "split", ["a", "b"])
+    write_split(tmp_path / "split", ["a", "b"])
     shutil.rmtree(tmp_path / "split/test/b")
     for folder in ("test/b", "train/none"):
         (tmp_path / "split" / folder).mkdir()
-    write(tmp_path / "domains", "photo/a/1.png", "photo/a/2.png", "photo/b/1.png", "sketch/a/1.png")
+    write_pictures(tmp_path / "domains", "photo/a/1.png", "photo/a/2.png", "photo/b/1.png", "sketch/a/1.png")
     (tmp_path / "domains/sketch/b").mkdir()
     split = load(tmp_path / "split").record.warnings
     domains = load(tmp_path / "domains", layout="domains").record.warnings
@@ -424,7 +395,10 @@ def test_load_image_dataset__calls_an_empty_folder_of_a_class_what_it_is(tmp_pat
 
 
 def test_load_image_dataset__works_with_one_class(tmp_path: Path) -> None:
-    for path in (toy(tmp_path / "split", ["only"]), write(tmp_path / "flat", "only/1.png", "only/2.png")):
+    for path in (
+        write_split(tmp_path / "split", ["only"]),
+        write_pictures(tmp_path / "flat", "only/1.png", "only/2.png"),
+    ):
         found = load(path)
         assert found.class_names == ("only",)
         assert set(found.train.labels) == set(found.test.labels) == {0}
@@ -437,7 +411,7 @@ def test_load_image_dataset__a_missing_test_class_shifts_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ["a", "b", "c", "d", "e"]
-    whole = load(toy(tmp_path, names))
+    whole = load(write_split(tmp_path, names))
     shutil.rmtree(tmp_path / "test" / "d")
     found = load(tmp_path)
     assert found.class_names == whole.class_names
@@ -450,7 +424,7 @@ def test_load_image_dataset__a_missing_test_class_shifts_nothing(
 
 
 def test_load_image_dataset__names_a_test_class_that_training_does_not_know(tmp_path: Path) -> None:
-    write(toy(tmp_path, ["a", "b"]), "test/zzz/1.png")
+    write_pictures(write_split(tmp_path, ["a", "b"]), "test/zzz/1.png")
     with pytest.raises(UsageError, match="'zzz'"):
         load(tmp_path)
 
@@ -462,7 +436,7 @@ def test_load_image_dataset__maps_test_labels_by_name(tmp_path: Path) -> None:
 
 
 def test_load_image_dataset__checks_the_number_of_classes(tmp_path: Path) -> None:
-    toy(tmp_path, ["a", "b"])
+    write_split(tmp_path, ["a", "b"])
     assert load(tmp_path, num_classes=2).record.num_classes == 2
     with pytest.raises(UsageError, match=r"num_classes=3, but 2 classes were found: 'a', 'b'"):
         load(tmp_path, num_classes=3)
@@ -473,7 +447,9 @@ def test_load_image_dataset__checks_the_number_of_classes(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sizes", [{"one": 1, "two": 2, "three": 3, "fifty": 50}])
 def test_load_image_dataset__holds_out_per_class(sizes: dict[str, int], tmp_path: Path) -> None:
-    found = load(write(tmp_path, *(f"{name}/{n}.png" for name, count in sizes.items() for n in range(count))))
+    found = load(
+        write_pictures(tmp_path, *(f"{name}/{n}.png" for name, count in sizes.items() for n in range(count)))
+    )
     assert found.record.train.images_per_class == {"fifty": 40, "one": 1, "three": 2, "two": 1}
     assert found.record.test.images_per_class == {"fifty": 10, "one": 0, "three": 1, "two": 1}
     assert found.record.test.classes_without_images == ("one",)
@@ -484,30 +460,32 @@ def test_load_image_dataset__holds_out_per_class(sizes: dict[str, int], tmp_path
 
 def test_load_image_dataset__announces_a_hold_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    load(write(tmp_path, *(f"train/a/{n}.png" for n in range(10))))
+    load(write_pictures(tmp_path, *(f"train/a/{n}.png" for n in range(10))))
     assert "held out: 2 images, 0.2 of every class, for want of a test split" in caplog.text
 
 
 def test_load_image_dataset__refuses_a_data_set_without_an_image_to_spare(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no class has an image to spare"):
-        load(write(tmp_path, "a/1.png", "b/1.png"))
+        load(write_pictures(tmp_path, "a/1.png", "b/1.png"))
 
 
 def test_load_image_dataset__split_depends_on_names_alone(tmp_path: Path) -> None:
     files = [f"{name}/{number}.png" for name in ("a", "cafz", "caf\u00e9") for number in range(10)]
-    first = load(write(tmp_path / "one", *files))
-    second = load(write(tmp_path / "two" / "elsewhere", *reversed(files)))
+    first = load(write_pictures(tmp_path / "one", *files))
+    second = load(write_pictures(tmp_path / "two" / "elsewhere", *reversed(files)))
     assert first.split_sha256 == second.split_sha256
     assert sources(first.test) == sources(second.test)
-    decomposed = load(write(tmp_path / "three", *(file.replace("\u00e9", "e\u0301") for file in files)))
+    decomposed = load(
+        write_pictures(tmp_path / "three", *(file.replace("\u00e9", "e\u0301") for file in files))
+    )
     assert decomposed.split_sha256 == first.split_sha256
     assert load(tmp_path / "one", test_fraction=0.3).split_sha256 != first.split_sha256
-    write(tmp_path / "one", "a/10.png")
+    write_pictures(tmp_path / "one", "a/10.png")
     assert load(tmp_path / "one").split_sha256 != first.split_sha256
 
 
 def test_load_image_dataset__validation_leaves_the_test_split_alone(tmp_path: Path) -> None:
-    toy(tmp_path, ["a", "b"], num_train=10)
+    write_split(tmp_path, ["a", "b"], num_train=10)
     whole, tuning = load(tmp_path), load(tmp_path, validation_fraction=0.3)
     assert (len(tuning.train), len(tuning.test)) == (14, 6)
     assert sorted(sources(tuning.train) + sources(tuning.test)) == sorted(sources(whole.train))
@@ -517,7 +495,7 @@ def test_load_image_dataset__validation_leaves_the_test_split_alone(tmp_path: Pa
 
 
 def test_load_image_dataset__validation_of_a_flat_folder_never_sees_a_test_image(tmp_path: Path) -> None:
-    write(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(20)))
+    write_pictures(tmp_path, *(f"{name}/{number}.png" for name in "ab" for number in range(20)))
     (tmp_path / "a" / "3.png").write_bytes(b"")
     for number in range(5):
         (tmp_path / "b" / f"{number}.png").write_text("no image")
@@ -540,7 +518,7 @@ def spoil(root: Path) -> list[str]:
 
 
 def test_load_image_dataset__names_all_bad_images_before_training(tmp_path: Path) -> None:
-    bad = spoil(toy(tmp_path, ["a", "b"]))
+    bad = spoil(write_split(tmp_path, ["a", "b"]))
     with pytest.raises(UsageError, match=r"3 of 20 images are bad.*on_bad_image=skip") as caught:
         load(tmp_path)
     assert len(caught.value.problems) == 4
@@ -551,7 +529,7 @@ def test_load_image_dataset__names_all_bad_images_before_training(tmp_path: Path
 def test_load_image_dataset__skips_bad_images_and_lists_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = spoil(toy(tmp_path, ["a", "b"]))
+    bad = spoil(write_split(tmp_path, ["a", "b"]))
     found = load(tmp_path, on_bad_image="skip")
     assert found.record.skipped_images == tuple(bad)
     assert all(name in caplog.text for name in bad)
@@ -567,7 +545,7 @@ def test_load_image_dataset__skips_bad_images_and_lists_them(
 
 
 def test_load_image_dataset__refuses_to_skip_a_whole_class(tmp_path: Path) -> None:
-    toy(tmp_path, ["a", "b"], num_train=1)
+    write_split(tmp_path, ["a", "b"], num_train=1)
     (tmp_path / "train" / "b" / "0.png").write_bytes(b"")
     with pytest.raises(UsageError, match="no training image is left of: 'b'"):
         load(tmp_path, on_bad_image="skip")
@@ -594,7 +572,7 @@ def test_load_image_dataset__large_sets_are_checked_for_empty_files_alone(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("vbm_ptm.data.reading.integrity._MAX_IMAGES_FOR_FULL_CHECK", 10)
-    toy(tmp_path, ["a", "b"])
+    write_split(tmp_path, ["a", "b"])
     (tmp_path / "train/b/2.png").write_text("text")
     assert load(tmp_path).record.verified == "no empty or missing files"
     assert "dataset.verify=full decodes every image" in caplog.text
@@ -615,7 +593,7 @@ def test_load_image_dataset__large_sets_are_checked_for_empty_files_alone(
 
 
 def test_load_image_dataset__verify_none_leaves_errors_to_the_row(tmp_path: Path) -> None:
-    spoil(toy(tmp_path, ["a", "b"]))
+    spoil(write_split(tmp_path, ["a", "b"]))
     found = load(tmp_path, verify="none")
     assert found.record.verified == "nothing"
     assert found.train.image(2).size == (8, 8)
@@ -627,7 +605,7 @@ def test_load_image_dataset__verify_none_leaves_errors_to_the_row(tmp_path: Path
 
 
 def test_image_split__rows_stay_undecoded_and_labels_need_no_image(tmp_path: Path) -> None:
-    spoil(toy(tmp_path, ["a", "b"]))
+    spoil(write_split(tmp_path, ["a", "b"]))
     found = load(tmp_path, verify="none")
     assert found.train.rows[0]["image"] == {"bytes": None, "path": str(tmp_path / "train/a/0.png")}
     assert found.train.labels.tolist() == [0] * 6 + [1] * 6
@@ -638,7 +616,7 @@ def test_image_datasets__pickle(kind: str, tmp_path: Path) -> None:
     if kind == "digits":
         found = load_image_dataset(DatasetSpec(name="digits", source="builtin:digits"))
     elif kind == "folder":
-        found = load(toy(tmp_path, ["a", "b"]))
+        found = load(write_split(tmp_path, ["a", "b"]))
     else:
         rows = table(["a", "b"] * 5)
         rows.to_parquet(tmp_path / "parquet") if kind == "parquet" else rows.save_to_disk(tmp_path / "saved")
@@ -774,15 +752,17 @@ def test_load_image_dataset__names_a_parquet_file_without_rows(tmp_path: Path) -
 
 @pytest.mark.parametrize("field", ["train_split", "test_split"])
 def test_load_image_dataset__refuses_split_names_that_a_flat_folder_lacks(field: str, tmp_path: Path) -> None:
-    write(tmp_path, "a/0.png", "a/1.png", "b/0.png", "b/1.png")
+    write_pictures(tmp_path, "a/0.png", "a/1.png", "b/0.png", "b/1.png")
     with pytest.raises(UsageError, match=f"unknown dataset.{field} 'learning'"):
         load(tmp_path, **{field: "learning"})
 
 
 def test_load_image_dataset__compares_names_in_one_unicode_form(tmp_path: Path) -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
-    write(tmp_path / "one", *(f"train/{decomposed}/{n}.png" for n in range(4)), f"test/{composed}/9.png")
-    write(tmp_path / "one", *(f"train/bar/{n}.png" for n in range(4)), "test/bar/9.png")
+    write_pictures(
+        tmp_path / "one", *(f"train/{decomposed}/{n}.png" for n in range(4)), f"test/{composed}/9.png"
+    )
+    write_pictures(tmp_path / "one", *(f"train/bar/{n}.png" for n in range(4)), "test/bar/9.png")
     found = load(tmp_path / "one")
     assert found.class_names == ("bar", decomposed)
     assert sorted(found.test.labels.tolist()) == [0, 1]
@@ -796,7 +776,7 @@ def test_load_image_dataset__compares_names_in_one_unicode_form(tmp_path: Path) 
     listed = load(tmp_path / "one", split_file=tmp_path / "split.csv")
     assert (len(listed.train), len(listed.test)) == (6, 2)
     for domain, name in (("a", composed), ("b", decomposed), (composed, composed)):
-        write(tmp_path / "two", *(f"{domain}/{name}/{n}.png" for n in range(4)))
+        write_pictures(tmp_path / "two", *(f"{domain}/{name}/{n}.png" for n in range(4)))
     domains = load(tmp_path / "two", layout="domains", domains=[decomposed, "a"])
     assert domains.class_names == (decomposed,)
     assert domains.record.train.images_per_domain == {"a": 3, composed: 3}
@@ -806,7 +786,7 @@ def test_load_image_dataset__lists_below_a_folder_that_looks_like_a_pattern(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for root in ("set[1]", "set1"):
-        write(tmp_path / root, *(f"{root[-1] if root == 'set1' else 'a'}/{n}.png" for n in range(4)))
+        write_pictures(tmp_path / root, *(f"{root[-1] if root == 'set1' else 'a'}/{n}.png" for n in range(4)))
         for split, numbers in (("train", (0, 1, 2)), ("test", (3,))):
             (tmp_path / root / f"my[{split}].txt").write_text("".join(f"a/{n}.png\n" for n in numbers))
             (tmp_path / root / f"x_{split}.txt").write_text("".join(f"a/{n}.png\n" for n in numbers))
@@ -820,7 +800,7 @@ def test_load_image_dataset__lists_below_a_folder_that_looks_like_a_pattern(
 
 
 def test_load_image_dataset__a_label_of_minus_one_in_a_list_is_none(tmp_path: Path) -> None:
-    write(tmp_path, "a.png", "b.png", "c.png")
+    write_pictures(tmp_path, "a.png", "b.png", "c.png")
     (tmp_path / "train.txt").write_text("a.png 0\nb.png 1\n")
     (tmp_path / "test.txt").write_text("c.png -1\n")
     with pytest.raises(UsageError, match="1 images are listed without a label"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import logging
 import shutil
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from datasets import Image as ImageFeature
+from images import png, write_pictures
 from miniatures import imagenet_r_classes, imagenet_r_miniature
 from PIL import Image
 
@@ -27,18 +27,8 @@ TRAIN = [file for file in FILES if not file.endswith("3.png")]
 TEST = [file for file in FILES if file.endswith("3.png")]
 
 
-def png(seed: int) -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
 def write_images(root: Path, files: Iterable[str] = FILES) -> Path:
-    for number, file in enumerate(files):
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
-        (root / file).write_bytes(png(number))
-    return root
+    return write_pictures(root, *files)
 
 
 def write_lists(root: Path, train: Iterable[str], test: Iterable[str]) -> None:
