@@ -70,8 +70,7 @@ prepare_environment() {
     echo "Installing vbm_ptm${joined:+[$joined]} into $environment (the first time takes minutes)"
     before=$(installed)
     echo "installing $$" >"$state"
-    # Python compiles what is imported when it is; pip would compile everything that came.
-    (cd -- "$repository" && "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    (cd -- "$repository" && "$python" -m pip install --quiet --disable-pip-version-check \
         --editable ".${joined:+[$joined]}") || {
         if [ "$(installed)" = "$before" ]; then
             echo "$word $rest" >"$state"

@@ -10,6 +10,7 @@ prepare_environment test
 cd -- "$repository"
 export HF_HUB_OFFLINE=1 # no test may reach for the network
 export OMP_NUM_THREADS=1
+unset PYTHONDONTWRITEBYTECODE # without it every process compiles the package, and every worker all tests, again
 
 # Two tests at a time, one thread each: more threads than cores make everything slower.
 two_at_a_time() {
