@@ -222,6 +222,7 @@ class TestLocalFile:
         assert bare is not None
         assert (full.name, full.sha256) == (bare.name, bare.sha256)
 
+    @pytest.mark.slow  # of a small ViT, for want of a tiny one with this tag
     def test_preprocessing__follows_the_tag_with_a_local_file_too(self, tmp_path: Path) -> None:
         """Grey, halfway between 127 and 128: zero for in21k weights, clearly not for DINO's."""
         with seeded(0):

@@ -124,6 +124,7 @@ def place(arguments: list[str]) -> str:
     return f"{arguments[1]}={arguments[3].partition('=')[2]}"
 
 
+@pytest.mark.slow
 def test_study__runs_part_by_part_to_the_table(
     say: Say, cifar100_arguments: list[str], tiny_weights: Path, tmp_path: Path
 ) -> None:
