@@ -1,10 +1,11 @@
 """Keep what studies have measured in the repository, and make the tables of docs/results.md of it.
 
 python scripts/results.py keep RUNS/digits     keeps the finished runs of a study, in place of those kept before
-python scripts/results.py tables               writes the tables into docs/results.md
+python scripts/results.py tables               writes the tables into docs/results.md and docs/results/few_visits.md
 
 docs/results/runs.csv has a row per run, docs/results/accuracies.csv a row for each task that a run was measured on
-after a task. All accuracies follow from these counts; those in runs.csv are there to be read.
+after a task. All accuracies follow from these counts; those in runs.csv are there to be read. In the pages a study's
+tables stand between ``<!-- study -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
-from vbm_ptm.report.collect import Effect, MeasuredRun, collect
+from vbm_ptm.report.collect import Effect, EffectRow, MeasuredRun, Row, collect, measures_of
 from vbm_ptm.storage.run_result import RunResult, read_result
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "results.md"
+PAGES = ("results.md", "results/few_visits.md")
 
 SCOPES: dict[str, Scope] = {"all_classes": "class_incremental", "own_classes": "task_incremental"}
 
@@ -49,6 +50,7 @@ class KeptRun:
         weights_sha256: The pre-trained weights.
         versions: Of this package, Python and the libraries.
         matrix: All accuracies.
+        measures: What ``measures_of`` its tasks returned; empty for runs from before it was recorded.
     """
 
     study: str
@@ -67,6 +69,7 @@ class KeptRun:
     weights_sha256: str
     versions: str
     matrix: AccuracyMatrix
+    measures: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -93,28 +96,36 @@ class KeptRun:
             weights_sha256=result.weights.sha256 if result.weights else "",
             versions=" ".join(f"{name}={version}" for name, version in result.versions.items()),
             matrix=result.matrix,
+            measures=measures_of(result.task_records),
         )
 
     def row(self) -> dict[str, str]:
         """Return the cells of runs.csv: all but the matrix, and its numbers."""
-        own = {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name != "matrix"}
-        return own | numbers(self.matrix)
+        own = {name: str(getattr(self, name)) for name in COLUMNS}
+        measures = {name: self.measures.get(name) for name in MEASURES}
+        return own | _texts(measures) | numbers(self.matrix)
 
     def measured(self) -> MeasuredRun:
-        """Return the run for its study's tables; a line is paired with the one that has -V1 in place of -V4."""
-        line = re.sub(r"-V\d+$", "", self.run)
+        """Return the run for its study's tables; a line is paired with the one of the same name but for the views."""
         return MeasuredRun(
             label=self.run,
             seeds=(self.seed, self.class_order_seed),
             directory="",
-            family=f"{line} {self.seed} {self.class_order_seed}",
+            family=f"{VIEWS_IN_NAME.sub('', self.run)} {self.seed} {self.class_order_seed}",
             num_views=self.num_views,
             is_baseline=self.num_views == 1,
             matrix=self.matrix,
             num_steps=self.num_steps,
             num_images=self.num_images,
             seconds=self.seconds,
+            measures=self.measures,
         )
+
+
+# Columns of runs.csv that are the run's own; what a study's grid or a line's name says of the views.
+COLUMNS = tuple(each.name for each in fields(KeptRun) if each.name not in ("matrix", "measures"))
+MEASURES = tuple(measures_of([]))
+VIEWS_IN_NAME = re.compile(r"-(V|num_views=)\d+")
 
 
 def numbers(matrix: AccuracyMatrix) -> dict[str, str]:
@@ -125,7 +136,11 @@ def numbers(matrix: AccuracyMatrix) -> dict[str, str]:
         found[f"{name}_last"] = matrix.last(scope=scope)
         found[f"{name}_last_top5"] = matrix.last(scope=scope, top=5)
         found[f"{name}_forgetting"] = matrix.forgetting(scope=scope)
-    return {name: "" if value is None else f"{value:.4f}" for name, value in found.items()}
+    return _texts(found)
+
+
+def _texts(values: Mapping[str, float | None]) -> dict[str, str]:
+    return {name: "" if value is None else f"{value:.4f}" for name, value in values.items()}
 
 
 def read_kept(docs: Path = DOCS) -> list[KeptRun]:
@@ -143,11 +158,12 @@ def read_kept(docs: Path = DOCS) -> list[KeptRun]:
         key = (row["study"], row["run"], row["seed"], row["class_order_seed"])
         types = {"int": int, "float": float, "str": str}
         values = {
-            field.name: types[str(field.type)](row[field.name])
-            for field in fields(KeptRun)
-            if field.name != "matrix"
+            each.name: types[str(each.type)](row[each.name])
+            for each in fields(KeptRun)
+            if each.name in COLUMNS
         }
-        kept.append(KeptRun(**values, matrix=AccuracyMatrix(cells[key])))
+        measures = {name: float(row[name]) for name in MEASURES if row[name]}
+        kept.append(KeptRun(**values, matrix=AccuracyMatrix(cells[key]), measures=measures))
     return kept
 
 
@@ -187,39 +203,61 @@ def keep(study: Path, docs: Path = DOCS) -> int:
     return len(found)
 
 
+# Columns of both tables: heading -> number of a row, of an effect.
+NUMBERS = {
+    "average": "average_incremental_accuracy",
+    "last": "last_accuracy",
+    "forgetting": "forgetting",
+    "TIL last": "task_incremental_last_accuracy",
+    "TIL forgetting": "task_incremental_forgetting",
+    "Avg*": "last_accuracy_of_both",
+}
+
+
 def tables(runs: Sequence[KeptRun]) -> str:
     """Return a study's tables as Markdown: a row per line of the study, then the paired differences."""
     lines: dict[str, list[KeptRun]] = defaultdict(list)
     for run in runs:
         lines[run.run].append(run)
     collected = collect([run.measured() for run in runs])
-    rows = [
-        "| run | average | last | forgetting | last, top-5 | seconds | images | runs |",
-        "|---|---|---|---|---|---|---|---|",
+    rows = _table(
+        ("run", *NUMBERS, "visits", "seconds", "runs"),
+        ((f"`{row.label}`", *_row_cells(row, lines[row.label])) for row in collected.rows),
+    )
+    effects = collected.view_batch_effects
+    if not effects:
+        return rows
+    several = len({lines[effect.label][0].num_views for effect in effects}) > 1
+    pairs = _table(
+        ("line", *NUMBERS, "pairs"),
+        (
+            (f"`{effect.label if several else VIEWS_IN_NAME.sub('', effect.label)}`", *_effect_cells(effect))
+            for effect in effects
+        ),
+    )
+    heading = "With views minus one view:" if several else "Four views minus one view:"
+    return "\n".join((rows, "", heading, "", pairs))
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (headings, ["---"] * len(headings), *rows)
+    return "\n".join("|".join(("", *(f" {cell} " for cell in line), "")) for line in lines).replace(
+        " --- ", "---"
+    )
+
+
+def _row_cells(row: Row, runs: Sequence[KeptRun]) -> list[str]:
+    visits = runs[0].epochs / runs[0].num_views if runs[0].num_steps else 0
+    return [
+        *(_spread(getattr(row, name)) for name in NUMBERS.values()),
+        f"{visits:g}",
+        f"{min(run.seconds for run in runs):.0f}",
+        str(row.num_runs),
     ]
-    for row in collected.rows:
-        numbers = (
-            row.average_incremental_accuracy,
-            row.last_accuracy,
-            row.forgetting,
-            row.last_accuracy_top5,
-        )
-        members = lines[row.label]
-        cells = [
-            *map(_spread, numbers),
-            f"{min(run.seconds for run in members):.0f}",
-            f"{members[0].num_images:,}",
-            str(row.num_runs),
-        ]
-        rows.append(f"| `{row.label}` | {' | '.join(cells)} |")
-    pairs = ["| learner | average | last | forgetting | pairs |", "|---|---|---|---|---|"]
-    for effect in collected.view_batch_effects:
-        cells = [
-            _differences(each)
-            for each in (effect.average_incremental_accuracy, effect.last_accuracy, effect.forgetting)
-        ]
-        pairs.append(f"| `{effect.label.removesuffix('-V4')}` | {' | '.join(cells)} | {effect.num_pairs} |")
-    return "\n".join([*rows, "", "Four views minus one view:", "", *pairs] if len(pairs) > 2 else rows)
+
+
+def _effect_cells(effect: EffectRow) -> list[str]:
+    return [*(_differences(getattr(effect, name)) for name in NUMBERS.values()), str(effect.num_pairs)]
 
 
 def page_with_tables(page: str, kept: Iterable[KeptRun]) -> str:
@@ -241,12 +279,16 @@ def _spread(values: Spread) -> str:
 
 
 def _differences(effect: Effect) -> str:
-    """Return the mean of the differences, and all of them where there are several."""
+    """Return the mean of the differences: with its 95 % interval from three pairs on, with both values for two."""
     if effect.mean is None:
         return "-"
-    several = effect.differences if len(effect.differences) > 1 else ()
-    each = f" ({', '.join(f'{value:+.1f}' for value in several)})" if several else ""
-    return f"{effect.mean:+.1f}{each}"
+    mean = f"{effect.mean:+.1f}"
+    if len(effect.differences) == 2:
+        return f"{mean} ({', '.join(f'{value:+.1f}' for value in effect.differences)})"
+    if effect.interval is None or len(effect.differences) < 2:
+        return mean
+    low, high = effect.interval
+    return f"{mean} [{low:+.1f}, {high:+.1f}]"
 
 
 def _read(file: Path) -> list[dict[str, str]]:
@@ -270,13 +312,15 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     keeping = commands.add_parser("keep", help="keep finished runs in docs/results")
     keeping.add_argument("study", type=Path, nargs="+", help="output folder of a study")
-    commands.add_parser("tables", help="renew the tables of docs/results.md")
+    commands.add_parser("tables", help="renew the tables of the pages")
     arguments = parser.parse_args()
     if arguments.command == "keep":
         for study in arguments.study:
             print(f"{study.name}: {keep(study)} runs kept in {DOCS / 'results'}")
     else:
-        PAGE.write_text(page_with_tables(PAGE.read_text(), read_kept()))
+        kept = read_kept()
+        for page in PAGES:
+            (DOCS / page).write_text(page_with_tables((DOCS / page).read_text(), kept))
 
 
 if __name__ == "__main__":

@@ -387,6 +387,18 @@ def test_plan_study__a_run_may_have_a_grid_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_plan_study__settings_of_one_line_are_not_those_of_the_next(tmp_path: Path) -> None:
+    runs = [
+        {"name": "alone", "learner": "slca", "settings": {"dataset": {"transforms": {"strong": "none"}}}},
+        {"name": "both", "learner": "slca"},
+    ]
+    settings = {"dataset": {"transforms": {"interpolation": "bilinear"}}}
+    study = write_study(tmp_path / "study.yaml", runs=runs, settings=settings)
+    alone, both = plan_study(study, output=Path("out"))
+    assert [each.config.dataset.transforms.strong for each in (alone, both)] == ["none", "affine"]
+    assert both.config.dataset.transforms.interpolation == "bilinear"
+
+
 def test_plan_study__runs_every_line_on_every_data_set_pairs_side_by_side(tmp_path: Path) -> None:
     runs = [
         {"learner": "finetune", "name": "tune", "grid": {"view_batch.num_views": [1, 2]}},

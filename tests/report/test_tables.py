@@ -104,7 +104,7 @@ def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() 
 
 
 def test_effect_lines__say_what_was_paired() -> None:
-    more = an_effect(0.75), an_effect(0.25)
+    more = an_effect(0.75), an_effect(0.5), an_effect(0.25)
     single = EffectRow("slca-v4", 1, an_effect(1.5), an_effect(-0.25), an_effect(None), *more)
     several = EffectRow(
         "slca-v4",

@@ -184,12 +184,14 @@ def change_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def merge(target: Tree, source: Mapping[str, Any]) -> None:
-    """Let the settings of ``source`` win over those of ``target``, section by section."""
+    """Let the settings of ``source`` win over those of ``target``, section by section; the two share no section."""
     for key, value in source.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+        if isinstance(value, Mapping):
+            if not isinstance(target.get(key), dict):
+                target[key] = {}
             merge(target[key], value)
         else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
+            target[key] = value
 
 
 def nested(path: str, value: Any) -> Tree:

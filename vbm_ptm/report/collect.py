@@ -169,6 +169,7 @@ class EffectRow:
     last_accuracy: Effect
     forgetting: Effect
     task_incremental_last_accuracy: Effect
+    task_incremental_forgetting: Effect
     last_accuracy_of_both: Effect
 
 
