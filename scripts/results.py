@@ -69,7 +69,7 @@ class KeptRun:
     weights_sha256: str
     versions: str
     matrix: AccuracyMatrix
-    measures: dict[str, float | None] = field(default_factory=dict)
+    measures: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -118,7 +118,7 @@ class KeptRun:
             num_steps=self.num_steps,
             num_images=self.num_images,
             seconds=self.seconds,
-            measures=self.measures,
+            measures=dict(self.measures),
         )
 
 
