@@ -21,7 +21,10 @@ def config_of(tree: Tree) -> RunConfig:
     return compose(tree=tree).validate()
 
 
-@pytest.mark.parametrize(("learner", "kind"), [("finetune", "joint"), ("nearest_mean", "class_incremental")])
+@pytest.mark.parametrize(
+    ("learner", "kind"),
+    [("finetune", "joint"), ("nearest_mean", "class_incremental"), ("aper", "class_incremental")],
+)
 def test_estimate__is_what_a_run_takes(
     learner: str, kind: str, toy_tree: Callable[..., Tree], tmp_path: Path
 ) -> None:

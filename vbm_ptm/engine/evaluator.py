@@ -96,7 +96,7 @@ class Evaluator:
         learner.eval()
         broken: list[int] = []
         predictions = [torch.zeros(len(task_rows), dtype=torch.int64) for task_rows in rows]
-        confidences = [torch.zeros(len(task_rows), 2) for task_rows in rows]
+        confidences = [torch.zeros(len(task_rows), 2, dtype=torch.float32) for task_rows in rows]
         for batch in self._batches(learner, tasks, rows):
             task = tasks[batch.position]
             own: Tensor | None = None
