@@ -38,7 +38,7 @@ def test_finished__work_on_one_rank_of_two(
     run(toy_tree("nearest_mean"), output=tmp_path / "run")
     write_toy_folder(tmp_path / "pictures", ["one"], num_train=2, num_test=0)
     commands = [
-        ["evaluate", tmp_path / "run", "--json"],
+        ["evaluate", tmp_path / "run", "--json", "--predictions", tmp_path / "predictions.csv"],
         ["export", tmp_path / "run", "--output", tmp_path / "exported"],
         ["predict", tmp_path / "exported", tmp_path / "pictures", "--json"],
         ["diff", tmp_path / "run", tmp_path / "run"],
@@ -51,6 +51,7 @@ def test_finished__work_on_one_rank_of_two(
     assert [code for code, _ in first] == [0] * 4
     evaluated, exported, predicted, compared = (printed for _, printed in first)
     assert json.loads(evaluated)["equals_training"]
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + 48
     assert exported.count("exported: ") == 1
     assert len(json.loads(predicted)) == 2
     assert compared.count("no difference") == 1
@@ -103,7 +104,11 @@ def test_alone__is_for_rank_0_which_then_knows_no_group(
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "study", "evaluate", "predict", "export", "extend", "diff", "check"]
+    "command",
+    [
+        *("train", "study", "evaluate", "predict", "export", "extend", "diff", "check"),
+        *("verify", "watch", "views"),
+    ],
 )
 def test_help__gives_switches_no_value(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0

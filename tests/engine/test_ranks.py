@@ -30,12 +30,15 @@ from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loaders import LoaderConfig
 from vbm_ptm.data.transforms import Normalization
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
+from vbm_ptm.engine.evaluator import Evaluation, Evaluator
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import list_learners
+from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
+from vbm_ptm.runs.measurement import Measurement
 
 pytestmark = pytest.mark.distributed
 
@@ -393,6 +396,38 @@ def test_features__come_together_in_order_from_ranks_with_unequal_parts(
     order = np.random.default_rng(0).permutation(30)
     expected = {count: alone(order[:count].tolist()) for count in (0, 1, 2, 3, 7, 30)}
     on_two_ranks(_look_at_rows, learner, benchmark_of_three, expected, port=free_port)
+
+
+def _judge(rank: int, learner: Learner, data: Benchmark, expected: Evaluation) -> None:
+    accelerator = build_accelerator(device="cpu")
+    loaders = loaders_for(accelerator, data, LoaderConfig(evaluation_batch_size=2))
+    tasks = data.scenario.tasks
+    judged = Evaluator(accelerator, loaders).judge(learner, tasks)
+    rows = np.concatenate([data.test_rows(task) for task in tasks]).tolist()
+    assert len(rows) == len(set(rows)) == len(judged.predictions)
+    assert judged.cells == expected.cells
+    for name in ("labels", "predictions"):
+        assert getattr(judged, name).tolist() == getattr(expected, name).tolist()
+    for name in ("scores", "probabilities"):
+        np.testing.assert_allclose(getattr(judged, name), getattr(expected, name), atol=1e-6)
+    images = Measurement.of(judged, AccuracyMatrix(), benchmark=data, tasks=tasks).images
+    assert [image.row for image in images] == rows
+
+
+def test_judge__says_the_same_of_every_image_once(
+    new_benchmark: Callable[..., Benchmark], new_learner: Callable[..., Learner], free_port: int
+) -> None:
+    data = new_benchmark(
+        [2] * 4, test_sizes=[4, 3, 1, 0], num_tasks=2
+    )  # neither task divides by two ranks' batches
+    learner = new_learner("finetune", num_tasks=2)
+    for task in data.scenario.tasks:
+        learner.begin_task(task)
+    accelerator = build_accelerator(device="cpu")
+    alone = Evaluator(accelerator, loaders_for(accelerator, data, LoaderConfig(evaluation_batch_size=2)))
+    expected = alone.judge(learner, data.scenario.tasks)
+    assert (len(expected.predictions), expected.probabilities.min() > 0.2) == (8, True)
+    on_two_ranks(_judge, learner, data, expected, port=free_port)
 
 
 def _stop(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:

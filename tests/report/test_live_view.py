@@ -39,7 +39,7 @@ def test_live_view__shows_a_run_in_progress() -> None:
     progress = RunProgress()
     progress.add([{"event": "plan", "first_task": 0, "epochs": 2, "steps": [2, 4]}])
     progress.add([{"event": "begin_task", "task": 0}])
-    step = {"event": "step", "epoch": 0, "images": 8, "learning_rates": {"head": 0.01}}
+    step = {"event": "step", "epoch": 0, "images": 8, "learning_rates": {"head": 0.01}, "data_seconds": 0.025}
     progress.add([{**step, "task": 0, "step": number, "loss": 2.0 - number} for number in range(2)])
     assert progress.is_between_steps
     seconds = {"training_seconds": 2.0, "end_task_seconds": 1.0, "evaluation_seconds": 1.0}
@@ -65,6 +65,7 @@ def test_live_view__shows_a_run_in_progress() -> None:
         "3/6",
         "87.50 %",
         "8 images/s",
+        "25 ms a step for images",
         "5 s left",
     ):
         assert text in shown

@@ -78,7 +78,10 @@ def describe_rate(snapshot: Snapshot) -> str:
     items = []
     if rate:
         items.append(f"{rate:.3g} images/s")
-    left = None if snapshot.state == "finished" else progress.seconds_left(rate)
+    if progress.data_seconds and snapshot.state != "finished":
+        waiting = 1000 * sum(progress.data_seconds) / len(progress.data_seconds)
+        items.append(f"{waiting:.3g} ms a step for images")
+    left = progress.seconds_left(rate) if snapshot.state in ("running", "quiet") else None
     if left is not None and not progress.is_complete:
         items.append(f"about {duration(left)} left")
     if progress.learning_rates and snapshot.state != "finished":
@@ -130,7 +133,8 @@ def _curves(progress: RunProgress, *, width: int, is_plain: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, values in progress.parts.items():
         curve = sparkline(values, width=width, is_plain=is_plain)
-        table.add_row(name.replace("_", " "), shown(name, values[-1]), curve)
+        label = "accuracy in training" if name == "accuracy" else name.replace("_", " ")
+        table.add_row(label, shown(name, values[-1]), curve)
     return table
 
 

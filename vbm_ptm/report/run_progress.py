@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 # What a step says beside its loss parts.
-_ABOUT_A_STEP = {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
+_ABOUT_A_STEP = {
+    *("event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"),
+    "data_seconds",
+}
+
+# Steps over which the time for images is taken.
+_LAST_STEPS = 50
 
 
 class RunProgress:
@@ -24,6 +31,7 @@ class RunProgress:
         num_images: Images in them.
         parts: Loss parts of every step of the task in progress, by name.
         learning_rates: Of the last step, by group.
+        data_seconds: What the last steps waited for their images; empty where the log does not say.
         accuracies: After each finished task over all seen classes, in percent; None where not all was measured.
         lines: One line for each epoch and each finished task, oldest first.
     """
@@ -37,6 +45,7 @@ class RunProgress:
         self.epoch = self.task_steps = self.num_steps = self.num_images = 0
         self.parts: dict[str, list[float]] = {}
         self.learning_rates: dict[str, float] = {}
+        self.data_seconds: deque[float] = deque(maxlen=_LAST_STEPS)
         self.accuracies: list[float | None] = []
         self.lines: list[str] = []
         self._training_seconds = self._other_seconds = 0.0
@@ -118,6 +127,8 @@ class RunProgress:
         self.num_steps += 1
         self.num_images += event.get("images", 0)
         self.learning_rates = dict(event.get("learning_rates", {}))
+        if "data_seconds" in event:
+            self.data_seconds.append(event["data_seconds"])
         for name, value in event.items():
             if name not in _ABOUT_A_STEP and isinstance(value, int | float):
                 self.parts.setdefault(name, []).append(float(value))

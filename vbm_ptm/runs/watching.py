@@ -126,8 +126,8 @@ class RunWatcher:
                 how = "was stopped and has saved itself" if status == "interrupted" else "ended with an error"
                 return ("stopped" if status == "interrupted" else "failed"), f"The run {how}. {_GO_ON}."
             return "dead", (
-                f"Nobody works on it: its process {_holder(lock)} has ended without a result {duration(quiet)} "
-                f"ago or later (killed, out of memory, power cut). {_GO_ON}."
+                f"Nobody works on it: its process {_holder(lock)} has ended without a result within the "
+                f"last {duration(quiet)} (killed, out of memory, power cut). {_GO_ON}."
             )
         if quiet is None:
             return "not begun", "A process has begun; its log is not there yet."

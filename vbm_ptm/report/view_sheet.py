@@ -1,0 +1,104 @@
+"""What the network sees of some samples, and when: what pages of views are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Pixels = NDArray[np.uint8]
+
+
+class Visit(NamedTuple):
+    """A step that holds a sample.
+
+    Attributes:
+        epoch: From 0.
+        step: In the epoch, from 0.
+        task_step: In the task, from 0.
+    """
+
+    epoch: int
+    step: int
+    task_step: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch + 1} step {self.step + 1}"
+
+
+class View(NamedTuple):
+    """One augmented copy.
+
+    Attributes:
+        pixels: (H,W,3), as the network gets them but for the normalisation.
+        kind: "weak", "strong", or "weak or strong" where a share of single views is strong.
+    """
+
+    pixels: Pixels
+    kind: str
+
+
+@dataclass(frozen=True)
+class SampleViews:
+    """A sample and its views.
+
+    Attributes:
+        name: What the source calls the image.
+        class_name: Its class.
+        original: The image before any transform.
+        views: Those of its first visit.
+        visits: All its visits in the task, in order; never empty.
+    """
+
+    name: str
+    class_name: str
+    original: Image.Image
+    views: tuple[View, ...]
+    visits: tuple[Visit, ...]
+
+
+@dataclass(frozen=True)
+class ViewSheet:
+    """The samples of a task that are shown.
+
+    Attributes:
+        facts: What the run is, in words, by name.
+        samples: By class.
+        epochs: Epochs of the task that are trained, whole or in part.
+        num_steps: Steps of the task.
+    """
+
+    facts: Mapping[str, str]
+    samples: tuple[SampleViews, ...]
+    epochs: int
+    num_steps: int
+
+    @property
+    def by_class(self) -> dict[str, list[SampleViews]]:
+        """The samples of each class."""
+        classes: dict[str, list[SampleViews]] = {}
+        for sample in self.samples:
+            classes.setdefault(sample.class_name, []).append(sample)
+        return classes
+
+    def planned(self, count: int) -> list[SampleViews]:
+        """Return the samples whose recall plan is drawn: the first of each class, then the others."""
+        first = [samples[0] for samples in self.by_class.values()]
+        others = [sample for samples in self.by_class.values() for sample in samples[1:]]
+        return [*first, *others][:count]
+
+
+def recall(sample: SampleViews) -> str:
+    """Say when a sample comes back."""
+    steps = [visit.task_step + 1 for visit in sample.visits]
+    shown = ", ".join(map(str, steps[:12])) + (", …" if len(steps) > 12 else "")
+    if len(steps) == 1:
+        return f"step {shown} of the task, and not again"
+    rests = [later - earlier for earlier, later in pairwise(steps)]
+    rest = f"{min(rests)}" if min(rests) == max(rests) else f"{min(rests)} to {max(rests)}"
+    return f"steps {shown} of the task: {len(steps)} visits, {rest} steps apart"
