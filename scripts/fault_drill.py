@@ -146,7 +146,10 @@ def kill(cell: Cell, output: Path, *, after: float, whom: str) -> str:
 def log_of(output: Path) -> list[dict[str, Any]]:
     """Return the events of a run without what they took."""
     lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
+    return [
+        {key: value for key, value in line.items() if "seconds" not in key and "memory" not in key}
+        for line in lines
+    ]
 
 
 def differences(cell: Cell, reference: Path, output: Path) -> list[str]:

@@ -25,6 +25,8 @@ SMALL = {
     # The preset's initialization is one of ResNet-18's.
     "expandable": ["backbone.initialization=torch", "learner.balanced_epochs=1"],
     "tcil": ["backbone.initialization=torch"],
+    "bic": ["backbone.initialization=torch"],
+    "ucir": ["backbone.initialization=torch"],
     "wa": ["backbone.initialization=torch"],
 }
 

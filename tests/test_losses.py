@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vbm_ptm.losses import (
     logit_normalized_cross_entropy,
-    softened_divergence,
     symmetric_cross_entropy_terms,
     view_consistency_loss,
     view_divergence,
@@ -194,9 +193,3 @@ def test_symmetric_cross_entropy__equals_the_reference_and_hand_values() -> None
     assert [term.item() for term in by_hand] == pytest.approx([0.2876821, 2.3025851], abs=1e-6)
     _, bounded = symmetric_cross_entropy_terms(torch.tensor([[0.0, 1e4]]), torch.tensor([0]))
     assert bounded.item() <= 9.2104
-
-
-def test_softened_divergence__has_the_golden_value() -> None:
-    """TCIL's term of z = [1, 0] against a teacher's [0, 1], T = 2, with its factor T^2."""
-    logits, taught = torch.tensor([[1.0, 0]]).double(), torch.tensor([[0, 1.0]]).double()
-    assert 4 * softened_divergence(logits, taught, temperature=2).item() == pytest.approx(0.489837, abs=1e-6)

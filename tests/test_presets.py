@@ -165,6 +165,12 @@ REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
             (schedule(learning_rate=0.1), schedule(learning_rate=0.03)),
         ),
         (
+            "lwf_mc",
+            own(all_columns=True) | schedule(weight_decay=2e-5),
+            own(all_columns=False) | schedule(weight_decay=1e-5),
+            (schedule(learning_rate=0.1), schedule(learning_rate=0.03)),
+        ),
+        (
             "dark_er",
             own(capacity=200, draw_size=32) | schedule(learning_rate=0.03, weight_decay=0),
             {},
@@ -175,6 +181,14 @@ REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
             own(capacity=200, draw_size=32) | schedule(learning_rate=0.03, weight_decay=0),
             {"view_batch.num_views": 3} | own(draw_size=36) | schedule(batch_size=36),
             (own(alpha=0.1, beta=0.5), own(alpha=0.1, beta=1.0)),
+        ),
+        *(
+            (name, own(capacity=200, draw_size=32) | schedule(weight_decay=0), {}, parts)
+            for name, parts in (
+                ("agem", (schedule(learning_rate=0.03), schedule(learning_rate=0.01))),
+                ("agem_r", (schedule(learning_rate=0.03), schedule(learning_rate=0.01))),
+                ("fdr", (schedule(learning_rate=0.03), schedule(learning_rate=0.03))),
+            )
         ),
         (
             "lwf",
@@ -322,6 +336,14 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         "TCIL: the schedule of DER-ClassIL.pytorch, half of each distillation, temperature 2",
         ONE_VIEW | S_CIFAR100 | TCIL,
     ),
+    ("bic", "cifar100"): (
+        "BiC: the paper's temperature and held-out part; the schedule of DER-ClassIL.pytorch",
+        ONE_VIEW | S_CIFAR100 | own(temperature=2.0, held_out=0.1),
+    ),
+    ("ucir", "cifar100"): (
+        "CVPR19_Incremental_Learning; the schedule of DER-ClassIL.pytorch",
+        ONE_VIEW | S_CIFAR100 | own(distillation_weight=5.0, margin=0.5, num_rivals=2, margin_weight=1.0),
+    ),
     ("wa", "cifar100"): ("DER-ClassIL.pytorch: align.py", ONE_VIEW | S_CIFAR100 | own(temperature=2.0)),
 }  # fmt: skip
 
@@ -348,7 +370,7 @@ PAPER: dict[tuple[str, str], tuple[str, Numbers]] = {
     **{key: (source, numbers | paper) for key, (source, numbers, paper) in REHEARSAL.items()},
     ("expandable", "cifar100"): ("views are not stated", EXPANDABLE | FOUR_VIEWS),
     ("tcil", "cifar100"): ("views are not stated", S_CIFAR100 | TCIL | FOUR_VIEWS),
-    ("wa", "cifar100"): ("cited as a baseline", S_CIFAR100 | ONE_VIEW),
+    **{(name, "cifar100"): ("cited as a baseline", S_CIFAR100 | ONE_VIEW) for name in ("bic", "ucir", "wa")},
 }
 
 # Found on held-out training digits with one view: configs/studies/embedded_rates.yaml and slca_embedded.yaml. No preset
@@ -369,6 +391,7 @@ EMBEDDED: dict[str, Numbers] = {
     "s_iprompt": schedule(optimizer="sgd", learning_rate=0.03, schedule="cosine", weight_decay=5e-4),
     "er": NARROW | schedule(learning_rate=0.05),
     "icarl": NARROW | schedule(learning_rate=0.1),
+    **{name: NARROW | schedule(learning_rate=0.03) for name in ("agem", "agem_r", "fdr")},
     "dark_er": NARROW | schedule(learning_rate=0.03),
     "der_pp": NARROW | schedule(learning_rate=0.03),
     "lwf": NARROW | schedule(learning_rate=0.01),
@@ -376,7 +399,11 @@ EMBEDDED: dict[str, Numbers] = {
     "tcil": NARROW
     | schedule(learning_rate=0.03, momentum=0.9)
     | own(capacity=200, reset_epoch=2, map_epochs=6),
-    "wa": NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200),
+    **{
+        name: NARROW | schedule(learning_rate=0.03, momentum=0.9) | own(capacity=200)
+        for name in ("bic", "ucir", "wa")
+    },
+    "lwf_mc": NARROW | schedule(learning_rate=0.1),
     "nearest_mean": {},
     "ran_pac": {},
     "slca_pp": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)

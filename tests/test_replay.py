@@ -6,12 +6,22 @@ import math
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vbm_ptm.replay import ExemplarSet, Reservoir, herd, quota_of
+from vbm_ptm.randomness import seeded
+from vbm_ptm.replay import (
+    ChosenRows,
+    ExemplarSet,
+    Rehearsal,
+    Reservoir,
+    herd,
+    quota_of,
+    trained_classes,
+)
 
 HERDED = torch.tensor([[1, 0.2], [0.1, 1], [0.9, 1.2], [3, 0.1], [0.3, 2.2]], dtype=torch.float64)
 
@@ -161,3 +171,37 @@ def test_exemplar_set__is_restored_by_a_strict_load() -> None:
     restored.load_state_dict(exemplars.state_dict())
     assert restored.rows.tolist() == exemplars.rows.tolist()
     assert quota_of(8, 3) == 2
+
+
+def test_trained_classes__counts_what_is_held_out() -> None:
+    own, cells = np.array([2] * 20 + [3] * 30), [(0, 50), (1, 50)]
+    merged = Rehearsal("merged", 40, held_out=0.1)
+    together = trained_classes(merged, own, cells)
+    assert np.bincount(together).tolist() == [
+        18,
+        18,
+        18,
+        28,
+    ]  # 20 of each earlier class, two of every class held out
+    assert np.bincount(trained_classes(merged, own, [])).tolist() == [0, 0, 20, 30]
+    assert trained_classes(Rehearsal("stream", 40), own, cells).tolist() == own.tolist()
+
+
+def test_chosen_rows__change_by_no_step() -> None:
+    chosen = ChosenRows(seed=0)
+    chosen.rows = [5, 7, 9]
+    assert chosen.offer([1, 2], task=0, epoch=0) == []
+    assert sorted(chosen.draw(8, task=1, step=0, part=0)) == [0, 1, 2]
+    draws = {tuple(chosen.draw(2, task=1, step=step, part=0)) for step in range(20)}
+    assert len(draws) == 6
+
+
+def test_exemplar_set__without_features_chooses_by_chance() -> None:
+    found = []
+    for seed in (0, 0, 1):
+        exemplars = ExemplarSet(6)
+        with seeded(seed):
+            exemplars.add(None, torch.arange(20) % 2, torch.arange(20) + 100, task=0)
+        found.append(exemplars.rows.tolist())
+        assert exemplars.per_class() == {0: 3, 1: 3}
+    assert found[0] == found[1] != found[2]

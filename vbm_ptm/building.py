@@ -73,7 +73,8 @@ def _check_rehearsal(learner: Learner, scenario: Scenario, *, is_extended: bool)
             "extension: train all tasks in one run."
         )
     capacity, num_cells = learner.rehearsal.capacity, sum(len(task.classes) for task in scenario.tasks)
-    if learner.rehearsal.mode == "merged" and 0 < capacity < num_cells:
+    is_divided = learner.rehearsal.mode == "merged" or learner.rehearsal.filled_by == "tasks"
+    if is_divided and 0 < capacity < num_cells:
         raise UsageError(
             f"learner.capacity is {capacity}, but the last task would have {num_cells} classes (counted once in every "
             f"task) to share it: take at least {num_cells}, or 0 for no buffer."
@@ -112,6 +113,8 @@ def describe_view_batch(config: RunConfig) -> str:
         text = f"{view_batch.num_views} views (baseline: --set view_batch.num_views=1)"
     else:
         text = "1 view (the plain baseline)" if view_batch.is_baseline else "1 view"
+    if view_batch.views_for != "all":
+        text += f", for {view_batch.views_for} samples alone"
     if view_batch.strong_share:
         text += f", strong for {view_batch.strong_share:.0%} of the images"
     return f"{text}, from {config.origin('view_batch.num_views')}"

@@ -1,4 +1,4 @@
-"""Losses of several rows at once: agreement of views and of networks, cross-entropy over length-normalised logits.
+"""Losses of several rows at once: agreement of views, and cross-entropy over length-normalised logits.
 
 Shapes: N images, G groups, V views, K columns.
 Half types are computed in float32, float64 stays float64. Everything is written in log space.
@@ -96,19 +96,6 @@ def symmetric_cross_entropy_terms(logits: Tensor, labels: Tensor) -> tuple[Tenso
     probabilities = logits.softmax(dim=1).clamp(1e-7, 1)
     wrong = probabilities.sum(dim=1) - probabilities.gather(1, labels[:, None])[:, 0]
     return F.cross_entropy(logits, labels, reduction="none"), -math.log(1e-4) * wrong
-
-
-def softened_divergence(logits: Tensor, taught: Tensor, *, temperature: float) -> Tensor:
-    """Return KL(softmax(taught / T) || softmax(logits / T)) in nats of every row (N,), without a factor T^2.
-
-    Args:
-        logits: (N,K) of the network that learns.
-        taught: (N,K) of the network that teaches.
-        temperature: T.
-    """
-    log_probabilities = F.log_softmax(_at_least_float32(logits) / temperature, dim=1)
-    log_targets = F.log_softmax(_at_least_float32(taught) / temperature, dim=1)
-    return (log_targets.exp() * (log_targets - log_probabilities)).sum(dim=1)
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

@@ -38,6 +38,13 @@ class Rehearsal:
         draw_size: Of "stream": images per draw, views counted.
         remembers_logits: Of "stream": the learner keeps the logits of every record.
         is_distinct: Of "stream": a row is kept once at most; else each of its presentations may be kept.
+        held_out: Of "merged": part of the smallest class that is held out of the training of every class where there
+            are exemplars (``is_held_out``).
+        filled_by: Of "stream": what the draws are from. "steps": a reservoir that every step fills; "tasks": rows that
+            the learner chooses at the end of each task (``Learner.rehearsed_rows``).
+        passes: Of "stream". "one": the draws are part of a step's only pass. Else they have a pass of their own behind
+            that of the current images (``Learner.rehearse``): "projected": ``Learner.project_gradient`` makes one
+            gradient of both; "successive": each pass ends with a step of the optimizer.
     """
 
     mode: Literal["stream", "merged"]
@@ -46,6 +53,18 @@ class Rehearsal:
     draw_size: int = 32
     remembers_logits: bool = False
     is_distinct: bool = False
+    held_out: float = 0.0
+    filled_by: Literal["steps", "tasks"] = "steps"
+    passes: Literal["one", "projected", "successive"] = "one"
+
+    @property
+    def buffer(self) -> str:
+        """What is kept, in a few words for people."""
+        if self.mode == "merged":
+            kind = "exemplars"
+        else:
+            kind = "a reservoir" if self.filled_by == "steps" else "chosen images"
+        return f"{kind} and logits" if self.remembers_logits else kind
 
 
 class Admission(NamedTuple):
@@ -123,10 +142,44 @@ class Reservoir:
             step: Step of the task, over all epochs.
             part: Which of the step's draws.
         """
-        generator = torch.Generator()
-        generator.manual_seed(seed_for("draw", seed=self.seed, task=task, sample=step, view=part))
-        drawn: list[int] = torch.randperm(len(self._rows), generator=generator)[:count].tolist()
-        return drawn
+        return _drawn(
+            len(self), count, seed=seed_for("draw", seed=self.seed, task=task, sample=step, view=part)
+        )
+
+
+class ChosenRows:
+    """A buffer that no step changes: rows that a learner has chosen at the end of earlier tasks.
+
+    Args:
+        seed: Training seed.
+
+    Attributes:
+        rows: Row numbers by slot.
+    """
+
+    def __init__(self, *, seed: int) -> None:
+        self.seed = seed
+        self.rows: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def offer(self, rows: Sequence[int], *, task: int, epoch: int) -> list[Admission]:
+        """Take nothing."""
+        return []
+
+    def draw(self, count: int, *, task: int, step: int, part: int) -> list[int]:
+        """Return slots as ``Reservoir.draw`` does."""
+        return _drawn(
+            len(self), count, seed=seed_for("draw", seed=self.seed, task=task, sample=step, view=part)
+        )
+
+
+def _drawn(size: int, count: int, *, seed: int) -> list[int]:
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    drawn: list[int] = torch.randperm(size, generator=generator)[:count].tolist()
+    return drawn
 
 
 class ExemplarSet(nn.Module):
@@ -160,12 +213,12 @@ class ExemplarSet(nn.Module):
         return self._held()[:, 1]
 
     def add(
-        self, features: Tensor, labels: Tensor, rows: Tensor, *, task: int, normalize: bool = True
+        self, features: Tensor | None, labels: Tensor, rows: Tensor, *, task: int, normalize: bool = True
     ) -> None:
-        """Choose images of a task's classes by herding, after trimming those that are held.
+        """Choose images of a task's classes, after trimming those that are held.
 
         Args:
-            features: (n, D) of the task's training images.
+            features: (n, D) of the task's training images, for herding; None to choose by the global generator.
             labels: (n,) class indices.
             rows: (n,) row numbers.
             task: Index of the task.
@@ -177,7 +230,10 @@ class ExemplarSet(nn.Module):
         for label in classes:
             own = (labels == label).nonzero()[:, 0]
             own = own[rows[own].argsort()]  # ties go to the lowest row
-            own = own[herd(features[own], quota, normalize=normalize)]
+            if features is None:
+                own = own[torch.randperm(len(own))[:quota]]
+            else:
+                own = own[herd(features[own], quota, normalize=normalize)]
             constants = torch.tensor([[label, task]]).expand(len(own), 2)
             ranks = torch.arange(len(own))[:, None]
             chosen.append(torch.cat([rows[own][:, None], constants, ranks], dim=1))
@@ -206,18 +262,44 @@ def cells_of(classes: NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def rehearsed_classes(rehearsal: Rehearsal | None, cells: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return the class index of every image of earlier tasks that a task is trained on like its own.
+def trained_classes(
+    rehearsal: Rehearsal | None, own: NDArray[np.int64], cells: Sequence[tuple[int, int]]
+) -> NDArray[np.int64]:
+    """Return the class of every image that a task is trained on, those of earlier tasks behind its own.
 
     Args:
-        rehearsal: What the method asks for; only "merged" gives any.
+        rehearsal: What the method asks for; only "merged" adds images.
+        own: Class of every image of the task (n,).
         cells: Each class of each earlier task, and its number of training images.
     """
     if rehearsal is None or rehearsal.mode == "stream":
-        return np.zeros(0, dtype=np.int64)
+        return own
     quota = quota_of(rehearsal.capacity, len(cells))
     kept = [[label] * min(quota, size) for label, size in cells]
-    return np.array(list(itertools.chain.from_iterable(kept)), dtype=np.int64)
+    together = np.concatenate([own, np.array(list(itertools.chain.from_iterable(kept)), dtype=np.int64)])
+    if not (rehearsal.held_out and cells):
+        return together
+    labels = torch.from_numpy(together)
+    held: NDArray[np.bool_] = is_held_out(torch.arange(len(labels)), labels, share=rehearsal.held_out).numpy()
+    return together[~held]
+
+
+def is_held_out(rows: Tensor, labels: Tensor, *, share: float) -> Tensor:
+    """Return which images (n,) are held out of training: equally many of each class, chosen by a hash of their rows.
+
+    Args:
+        rows: (n,) row numbers.
+        labels: (n,) class indices.
+        share: Part of the smallest class that is held out of each; at least one image, but none of a class of one.
+    """
+    classes, counts = labels.unique(return_counts=True)
+    count = min(max(1, int(share * int(counts.min()))), int(counts.min()) - 1) if len(counts) else 0
+    keys = torch.tensor([seed_for("held_out", seed=0, task=0, sample=row) for row in rows.tolist()])
+    is_held = torch.zeros(len(rows), dtype=torch.bool)
+    for label in classes.tolist():
+        own = (labels == label).nonzero()[:, 0]
+        is_held[own[keys[own].argsort()[:count]]] = True
+    return is_held
 
 
 def herd(features: Tensor, count: int, *, normalize: bool = True) -> Tensor:

@@ -292,6 +292,7 @@ def test_validate__asks_for_what_cannot_be_left_out() -> None:
             "is 5, but a step has 4 groups (batch size 16, 4 views), which are not cut: take at most 4",
         ),
         (["objective.start_epoch=4"], "objective.start_epoch is 4, but a task has 4 epochs"),
+        (["view_batch.views_for=buffer"], "'slca' has no buffer"),
         (["view_batch.query_view=weak"], "view_batch.query_view is 'weak', but it changes nothing"),
         (["view_batch.strong_share=0.75"], "strong_share is 0.75, but 4 views"),
         (["optimization.epochs=3"], "Take at least 4 epochs, fewer views, or set view_batch.allow_partial"),

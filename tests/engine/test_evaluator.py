@@ -149,6 +149,15 @@ def test_evaluator__measures_without_gradient_and_in_eval_mode(evaluate: Callabl
     assert learner.modes == [(False, False, True)]
 
 
+def test_evaluator__has_the_golden_accuracies_of_both_settings(evaluate: Callable[..., Any]) -> None:
+    scores = torch.tensor(
+        [[0.1, 0.9, 0.5, 0.4], [0.2, 0.1, 0.9, 0.3], [0.6, 0.1, 0.5, 0.2], [0.1, 0.2, 0.3, 0.4]]
+    )
+    cells, _ = evaluate([1, 1, 1, 1], scores, after=1, num_tasks=2)
+    assert sum(cell.class_incremental_top1 for cell in cells) / 4 == 0.25
+    assert sum(cell.task_incremental_top1 for cell in cells) / 4 == 0.5
+
+
 def test_evaluator__task_incremental_is_the_best_of_the_own_columns(evaluate: Callable[..., Any]) -> None:
     scores = torch.tensor(
         [

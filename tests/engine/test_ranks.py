@@ -43,11 +43,14 @@ from vbm_ptm.runs.measurement import Measurement
 pytestmark = pytest.mark.distributed
 
 NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "hide_prompt", "s_prompt_pp")
-ON_RESNET = ("finetune", "er", "icarl", "der_pp", "lwf", "expandable", "tcil")  # with batch norm
+# With batch norm.
+ON_RESNET = ("finetune", "er", "agem", "fdr", "icarl", "der_pp", "lwf", "expandable", "tcil")
 QUICK: dict[str, dict[str, Any]] = {
-    **{name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")},
+    **{
+        name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp", "agem", "agem_r", "fdr")
+    },
     "icarl": {"capacity": 9},
-    "wa": {"capacity": 9},
+    **{name: {"capacity": 9} for name in ("wa", "bic", "ucir")},
     "tcil": {"capacity": 9, "reset_epoch": 1},
     "expandable": {"capacity": 9, "reset_epoch": 1, "balanced_epochs": 2},
     "slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8},

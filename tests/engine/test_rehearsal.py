@@ -12,14 +12,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.view_batch import MultiViewDataset
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.randomness import seed_for, seeded
 
-STREAMS = {name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp")}
+STREAMS = {name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "der_pp", "agem_r")}
+TEACHERS = ("icarl", "lwf", "expandable", "tcil", "wa", "bic", "ucir", "lwf_mc", "agem", "fdr")
+SETTINGS = {
+    **{name: {"capacity": 6, "draw_size": 4} for name in ("agem", "fdr")},
+    **{name: {"reset_epoch": 1} for name in ("expandable", "tcil")},
+}
 
 
 # They share the buffer and its planner; der_pp draws twice in a step.
@@ -79,7 +86,7 @@ def test_fit__reads_no_image_outside_the_task_and_the_buffer(
     end_task = trainer.learner.end_task
 
     def at_the_end(task: Any, features: Any) -> None:
-        held.append(set(trainer.planner.reservoir.rows))
+        held.append(set(trainer.planner.buffer.rows))
         read.append(set())
         end_task(task, features)
 
@@ -91,6 +98,9 @@ def test_fit__reads_no_image_outside_the_task_and_the_buffer(
         assert bool(rows - own) == (task.index > 0)  # something of the buffer was seen
     report = trainer.records[-1].learner_report["buffer"]
     assert report["stored"] == 6
+    assert report["image_bytes"] == 6 * 3 * 32**2
+    num_columns = 6 if trainer.learner.rehearsal.remembers_logits else 0
+    assert report["logit_bytes"] == 6 * num_columns * 4
     assert sum(report["per_class"].values()) == 6
     assert report["replayed_images"] > 0
     assert trainer.records[0].min_visits == trainer.records[0].max_visits == 2 // num_views
@@ -122,7 +132,7 @@ def test_fit__goes_on_with_the_same_buffer_and_draws(
     again.trainer.fit()
     one, two = tensors_of(whole.trainer.learner), tensors_of(again.trainer.learner)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert again.trainer.planner.reservoir.rows == whole.trainer.planner.reservoir.rows
+    assert again.trainer.planner.buffer.rows == whole.trainer.planner.buffer.rows
     reports = [[record.learner_report for record in run.trainer.records] for run in (whole, again)]
     assert reports[0] == reports[1]
 
@@ -184,8 +194,8 @@ def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        case if case == ("icarl", 2) else pytest.param(*case, marks=pytest.mark.slow)
-        for case in itertools.product(["icarl", "lwf", "expandable", "tcil", "wa"], [1, 2])
+        case if case in (("icarl", 2), ("fdr", 2)) else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(TEACHERS, [1, 2])
     ],
 )
 def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
@@ -196,9 +206,7 @@ def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     step: int,
 ) -> None:
     def fresh() -> Learner:
-        return new_learner(
-            name, on_resnet=True, **({"reset_epoch": 1} if name in ("expandable", "tcil") else {})
-        )
+        return new_learner(name, on_resnet=True, **SETTINGS.get(name, {}))
 
     settings = {"num_views": 2, "every": "1 steps", "log_every": 1}
     whole = new_run(fresh(), benchmark_of_three, name="whole", **settings)
@@ -211,3 +219,148 @@ def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     assert list(one) == list(two)
     assert all(torch.equal(one[key], two[key]) for key in one)
     assert whole.trainer.matrix.to_dict() == again.trainer.matrix.to_dict()
+
+
+@pytest.mark.parametrize("name", ["agem", "fdr"])
+def test_fit__gives_draws_a_pass_of_their_own(
+    benchmark_of_three: Benchmark, new_learner: Callable[..., Learner], new_run: Callable[..., Any], name: str
+) -> None:
+    """One step by the projected gradient, or two; the buffer is what was chosen at the ends of tasks."""
+    learner = new_learner(name, on_resnet=True, **SETTINGS[name])
+    weights: list[Tensor] = []
+    given: list[tuple[Tensor, Tensor, int]] = []
+    drawn: list[set[int]] = []
+    project_gradient, rehearse = learner.project_gradient, learner.rehearse
+
+    def weights_now() -> Tensor:
+        return torch.cat([p.detach().flatten() for g in learner.parameter_groups() for p in g.parameters])
+
+    def projected(current: Tensor, past: Tensor) -> Tensor:
+        given.append((current, past, len(weights)))
+        return project_gradient(current, past)
+
+    def noted(replay: Any) -> Any:
+        held = learner.rehearsed_rows()
+        drawn.append({int(held[slot]) for slot in replay.slots})
+        return rehearse(replay)
+
+    learner.after_step = lambda: weights.append(weights_now())
+    learner.project_gradient, learner.rehearse = projected, noted
+    plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant"}
+    run = new_run(learner, benchmark_of_three, num_views=2, learning_rate=0.1, **plain)
+    run.trainer.fit()
+    num_steps = [record.num_steps for record in run.trainer.records]
+    assert len(drawn) == sum(num_steps[1:])
+    assert len(weights) == sum(num_steps) + (sum(num_steps[1:]) if name == "fdr" else 0)
+    own = set(benchmark_of_three.training_rows(benchmark_of_three.scenario.tasks[0]).tolist())
+    assert set.union(*drawn[: num_steps[1]]) <= own
+    report = run.trainer.records[-1].learner_report["buffer"]
+    assert report["per_class"] == {str(label): 1 for label in range(6)}
+    assert report["replayed_images"] == 4 * num_steps[-1]
+    for current, past, number in given[1:]:
+        if len(weights[number]) == len(weights[number - 1]):
+            step = -0.1 * project_gradient(current, past)
+            torch.testing.assert_close(weights[number] - weights[number - 1], step, atol=1e-6, rtol=1e-4)
+    assert bool(given) == (name == "agem")
+    assert {"replay_loss", "replay_consistency"} <= run.events("step")[-1].keys()
+
+
+@pytest.mark.parametrize(
+    ("views_for", "views"),
+    [pytest.param("all", (2, 2), marks=pytest.mark.slow), ("current", (2, 1)), ("buffer", (1, 2))],
+)
+def test_fit__gives_views_to_the_samples_that_shall_have_them(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    views_for: str,
+    views: tuple[int, int],
+) -> None:
+    """As many images in any case, each sample of the task equally often, one offer to the reservoir for each visit."""
+    learner = new_learner("er", on_resnet=True, capacity=6, draw_size=4)
+    shown: list[tuple[Counter[int], int, int]] = []
+    items = MultiViewDataset.__getitems__
+
+    def noted(self: MultiViewDataset, part: Any) -> Any:
+        batch = items(self, part)
+        assert batch.num_views == views[0]
+        rows = Counter(dict.fromkeys(batch.sample_ids.tolist(), batch.num_views))
+        drawn = sum(draw.num_groups * draw.num_views for draw in batch.replays)
+        assert all(draw.num_views == views[1] for draw in batch.replays)
+        shown.append((rows, self.task_index, drawn))
+        return batch
+
+    monkeypatch.setattr(MultiViewDataset, "__getitems__", noted)
+    run = new_run(learner, benchmark_of_three, num_views=2, epochs=4, view_batch={"views_for": views_for})
+    run.trainer.fit()
+    for task, record in zip(benchmark_of_three.scenario.tasks, run.trainer.records, strict=True):
+        steps = [(rows, drawn) for rows, index, drawn in shown if index == task.index]
+        assert len(steps) == record.num_steps == 4 * 2  # ten samples, eight images a step
+        total = sum((rows for rows, _ in steps), Counter())
+        assert total == dict.fromkeys(benchmark_of_three.training_rows(task).tolist(), 4)
+        assert record.num_views == views[0]
+        assert [drawn for _, drawn in steps[2:]] == [4] * 6
+    assert run.trainer.records[-1].learner_report["buffer"]["stored"] == 6
+    later = [step for step in run.events("step") if step["task"] > 0]
+    assert min(step["consistency"] for step in later) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("er", {"capacity": 6, "draw_size": 4}, marks=pytest.mark.slow),
+        ("icarl", {"capacity": 12}),
+    ],
+)
+def test_fit__of_view_batches_of_classes_rehearses(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    name: str,
+    settings: dict[str, int],
+) -> None:
+    """VBM-C: an epoch holds a part of the classes, those of exemplars too, several times over, one view a time."""
+    learner = new_learner(name, on_resnet=True, **settings)
+    run = new_run(learner, benchmark_of_three, num_views=2, epochs=4, view_batch={"order": "class"})
+    run.trainer.fit()
+    for record in run.trainer.records:
+        assert record.num_views == 1
+        assert (record.min_visits, record.max_visits) == (4, 4)
+        assert record.num_images == 4 * record.num_samples
+        assert record.learner_report["buffer"]["stored"] >= 6
+    assert [record.num_samples for record in run.trainer.records] == (
+        [10, 20, 22] if name == "icarl" else [10] * 3
+    )
+
+
+def test_fit__with_one_view_is_the_plain_method_to_the_bit(
+    benchmark_of_three: Benchmark, new_learner: Callable[..., Learner], new_run: Callable[..., Any]
+) -> None:
+    """Experience replay once more, by a loop that knows nothing of views, on the images of the run."""
+    learner = new_learner("er", on_resnet=True, capacity=6, draw_size=4)
+    steps: list[tuple[int, Tensor, Tensor]] = []
+
+    def noted(module: Any, inputs: Any) -> None:
+        images, labels, replays = inputs
+        kinds = [(images, labels), *((replay.images, replay.labels) for replay in replays)]
+        steps.append((learner.task.index, *(torch.cat(each) for each in zip(*kinds, strict=True))))
+
+    learner.register_forward_pre_hook(noted)
+    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant"}
+    run = new_run(learner, benchmark_of_three, learning_rate=0.05, **settings)
+    run.trainer.fit()
+    plain = new_learner("er", on_resnet=True, capacity=6, draw_size=4)
+    for task in benchmark_of_three.scenario.tasks:
+        with seeded(seed_for("begin_task", seed=0, task=task.index)):
+            plain.begin_task(task)
+        plain.train()
+        optimizer = torch.optim.SGD([*plain.backbone.parameters(), *plain.head.parameters()], lr=0.05)
+        for _, images, labels in (step for step in steps if step[0] == task.index):
+            logits = plain.head(plain.backbone.features(images))
+            optimizer.zero_grad()
+            (F.cross_entropy(logits, labels, reduction="none").sum() * (1 / len(labels))).backward()
+            optimizer.step()
+    one, two = tensors_of(learner), tensors_of(plain)
+    assert max(len(labels) for _, _, labels in steps) == 12
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []

@@ -54,7 +54,7 @@ def test_plan__reads_rows_that_the_buffer_holds_at_that_moment(num_views: int, d
                 assert (draw.step, draw.num_views) == (number, num_views)
             for position, slot in plan.admissions:
                 held[slot] = rows[position]
-    assert [held[slot] for slot in range(12)] == planner.reservoir.rows
+    assert [held[slot] for slot in range(12)] == planner.buffer.rows
 
 
 @pytest.mark.parametrize("num_views", [1, 2, 4])
@@ -73,7 +73,7 @@ def test_plan__offers_a_sample_once_however_many_views_it_has() -> None:
         planner = planner_of(num_views=num_views, capacity=10_000)
         steps = plan_task(planner, 0)
         offered = sum(len(rows) for rows, _ in steps)
-        assert len(planner.reservoir) == offered
+        assert len(planner.buffer) == offered
         assert abs(offered - EPOCHS * 40 // num_views) <= 40 // num_views
 
 
@@ -87,7 +87,7 @@ def test_walk__leaves_the_buffer_of_the_same_steps(num_steps: int) -> None:
         taken += len(rows)
     planned.finish_task()
     walked.walk(sampler_of(0, 2), ROWS[0], task=0, num_steps=num_steps)
-    assert walked.reservoir.rows == planned.reservoir.rows
+    assert walked.buffer.rows == planned.buffer.rows
     assert walked.num_tasks == planned.num_tasks == 1
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
+from vbm_ptm.config.run_config import compose
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
@@ -91,3 +95,25 @@ def test_finetune__shares_its_heads_over_domains(build: Callable[..., Learner]) 
     learner.begin_task(Task(2, (2,), (), 3, "quickdraw"))
     assert [head.weight.requires_grad for head in learner.heads.tasks] == [False, True, False]
     assert learner.predict(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+
+
+def test_page__says_how_to_train_the_upper_bound_of_rehearsal() -> None:
+    page = Path(__file__).parents[2] / "docs" / "learners" / "finetune.md"
+    found = re.search(r"```bash\nvbm-ptm train (.*?)\n```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found is not None
+    words = shlex.split(found[1])
+    options = [(words[at], words[at + 1]) for at in range(0, len(words), 2)]
+    given = dict(option for option in options if option[0] != "--set")
+    overrides = [value for name, value in options if name == "--set"]
+    composed = compose(
+        dataset=given["--dataset"], learner=given["--learner"], preset=given["--preset"], overrides=overrides
+    )
+    config, rehearsal = (
+        composed.validate(),
+        compose(dataset="cifar10", learner="er", preset="official").validate(),
+    )
+    assert config.scenario.kind == "joint"
+    assert config.backbone == rehearsal.backbone
+    assert config.optimization == rehearsal.optimization
+    assert config.view_batch == rehearsal.view_batch
+    assert config.dataset.transforms == rehearsal.dataset.transforms

@@ -15,6 +15,7 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners import create_learner, learner_class, list_learners, registry
 from vbm_ptm.learners.base import Learner, LearnerConfig
+from vbm_ptm.learners.registry import learner_facts
 
 OWN_LEARNERS = """
 from vbm_ptm.learners.base import Learner, LearnerConfig
@@ -54,6 +55,15 @@ def test_list_learners__names_the_files_without_importing_them() -> None:
         "sys.exit(any(f'vbm_ptm.learners.{name}' in sys.modules for name in names) or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_learner_facts__are_what_the_classes_say() -> None:
+    assert learner_facts("l2p") == ("vision transformer", "none", "prompts, keys, heads", True)
+    assert learner_facts("er") == ("any", "a reservoir", "backbone, full head", True)
+    assert learner_facts("der_pp").buffer == "a reservoir and logits"
+    assert (learner_facts("icarl").buffer, learner_facts("fdr").buffer) == ("exemplars", "chosen images")
+    assert not learner_facts("wa").domains
+    assert all(learner_facts(name).trains for name in list_learners())
 
 
 def test_learner_class__finds_every_listed_learner() -> None:

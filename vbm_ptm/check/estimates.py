@@ -13,7 +13,7 @@ from vbm_ptm.building import build_recipe
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
-from vbm_ptm.replay import cells_of, rehearsed_classes
+from vbm_ptm.replay import cells_of, trained_classes
 
 # A training image takes a forward and a backward pass, which is about three forward passes; with a frozen backbone
 # gradients still run through it to the prompts.
@@ -116,7 +116,7 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
             len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
         )
         if config.learner.trains(task.index):
-            classes = np.concatenate([own, rehearsed_classes(config.learner.rehearsal, cells)])
+            classes = trained_classes(config.learner.rehearsal, own, cells)
             workload = recipe.workload(recipe.sampler(classes, task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images

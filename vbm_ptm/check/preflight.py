@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from vbm_ptm.backbones import load_backbone
 from vbm_ptm.building import Setup, build, build_recipe, describe_step, describe_view_batch
 from vbm_ptm.config.reference import settings_of
@@ -24,7 +22,7 @@ from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.trainer import parameter_counts
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.learners.base import Learner
-from vbm_ptm.replay import cells_of, rehearsed_classes
+from vbm_ptm.replay import cells_of, trained_classes
 from vbm_ptm.runs.resuming import earlier_state
 
 logger = logging.getLogger(__name__)
@@ -202,7 +200,7 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
     for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True):
         own = benchmark.training_classes(task)
         if _num_trained(counts):
-            classes = np.concatenate([own, rehearsed_classes(learner.rehearsal, cells)])
+            classes = trained_classes(learner.rehearsal, own, cells)
             sampler = recipe.sampler(classes, task_index=task.index)
             workloads.append(recipe.workload(sampler))
             for note in (*recipe.task_notes(task, sampler), *learner.config.task_notes(task)):

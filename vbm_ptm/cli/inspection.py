@@ -20,12 +20,11 @@ def list_names(
     kind: Annotated[Literal["learners", "datasets", "backbones"], typer.Argument(help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the names that other commands take."""
+    """List the names that other commands take; of learners also what they need and train."""
     if kind == "learners":
-        from vbm_ptm.learners.registry import list_learners
-
-        names = list_learners()
-    elif kind == "backbones":
+        _list_learners(as_json=as_json)
+        return
+    if kind == "backbones":
         from vbm_ptm.backbones import list_backbones
 
         names = list_backbones()
@@ -38,6 +37,22 @@ def list_names(
     else:
         for name in names:
             typer.echo(name)
+
+
+def _list_learners(*, as_json: bool) -> None:
+    from vbm_ptm.learners.registry import learner_facts, list_learners
+
+    facts = {name: learner_facts(name) for name in list_learners()}
+    if as_json:
+        print_json({name: found._asdict() for name, found in facts.items()})
+        return
+    from rich.table import Table
+
+    table = Table("learner", "backbone", "buffer", "trains", "domains", box=None, padding=(0, 2, 0, 0))
+    for name, found in facts.items():
+        domains = "yes" if found.domains else "no"
+        table.add_row(name, found.backbone, found.buffer, found.trains, domains)
+    stdout().print(table)
 
 
 def check(

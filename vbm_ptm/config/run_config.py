@@ -89,13 +89,20 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check_views(self) -> RunConfig:
-        num_views, epochs = self.view_batch.num_views, self.optimization.epochs
+        num_views, epochs = self.view_batch.cycle_length, self.optimization.epochs
         check_batch_arithmetic(self.optimization.batch_size, self.view_batch.views_per_group)
         if epochs < num_views and not self.view_batch.allow_partial_cycle:
             raise ValueError(
                 f"optimization.epochs is {epochs} but view_batch.num_views is {num_views}: a cycle over all samples "
                 f"takes {num_views} epochs, so some would never be trained on. Take at least {num_views} epochs, "
                 "fewer views, or set view_batch.allow_partial_cycle=true."
+            )
+        rehearsal = self.learner.rehearsal
+        if self.view_batch.views_for != "all" and (rehearsal is None or rehearsal.mode != "stream"):
+            what = "trains on its exemplars like on the task's own images" if rehearsal else "has no buffer"
+            raise ValueError(
+                f"view_batch.views_for is {self.view_batch.views_for}, but '{self.learner.name}' {what}: it has "
+                "no draws to tell from current samples. Set view_batch.views_for=all."
             )
         return self
 
@@ -119,7 +126,8 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check_consistency(self) -> RunConfig:
         start, epochs = self.objective.start_epoch, self.optimization.epochs
-        if self.view_batch.views_per_group > 1 and self.objective.consistency_weight and start >= epochs:
+        has_pairs = max(self.view_batch.views_per_group, self.view_batch.views_per_replay) > 1
+        if has_pairs and self.objective.consistency_weight and start >= epochs:
             raise ValueError(
                 f"objective.start_epoch is {start}, but a task has {epochs} epochs: the consistency term would never "
                 "count. Start it earlier, or set objective.consistency_weight=0 to leave it out."

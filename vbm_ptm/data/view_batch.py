@@ -43,6 +43,9 @@ class ViewBatchConfig(Settings):
         allow_partial_cycle: Permit fewer epochs than views, which leaves samples without any training.
         order: What a view batch repeats. "sample": V views of each sample in one step (the paper's VBM-S). "class": the
             samples of a V-th of the classes, V times in an epoch, one view a time (VBM-C of its appendix, a control).
+        views_for: Of learners that draw past samples beside each step: which samples have V views, "all", the "current"
+            ones or those of the "buffer"; the others have one weak view, as in the baseline. A step has as many images
+            in any case.
         strong_share: Part of the images that are strong where a sample has one view a time: the control without replay,
             which with (V - 1) / V shows as many strong images as V views do. Every sample keeps the share over time.
         query_view: What chooses prompts in training: each image's own query, or that of the weak view for its group.
@@ -52,14 +55,29 @@ class ViewBatchConfig(Settings):
     num_views: PositiveInt = 4
     allow_partial_cycle: bool = False
     order: Literal["sample", "class"] = "sample"
+    views_for: Literal["all", "current", "buffer"] = "all"
     strong_share: Share = 0.0
     query_view: Literal["own", "weak"] = "own"
     pull_view: Literal["own", "weak"] = "own"
 
     @property
     def views_per_group(self) -> int:
-        """Views of a sample that stand side by side in a step."""
-        return self.num_views if self.order == "sample" else 1
+        """Views of a current sample that stand side by side in a step."""
+        if self.views_for != "all" and self.order == "class":
+            raise ValueError(
+                f"views_for is {self.views_for}, but with order 'class' no sample has views side by side"
+            )
+        return self.num_views if self.order == "sample" and self.views_for != "buffer" else 1
+
+    @property
+    def views_per_replay(self) -> int:
+        """Views of a past sample that stand side by side in a draw."""
+        return self.num_views if self.order == "sample" and self.views_for != "current" else 1
+
+    @property
+    def cycle_length(self) -> int:
+        """Epochs in which every sample of a task is visited equally often, if it has enough of them."""
+        return 1 if self.views_for == "buffer" else self.num_views
 
     @property
     def is_baseline(self) -> bool:

@@ -52,7 +52,7 @@ class Recipe:
             class_indices: Class of each training image of the task.
             task_index: Index of the task.
         """
-        batch_size, num_views = self.optimization.batch_size, self.view_batch.num_views
+        batch_size, num_views = self.optimization.batch_size, self.view_batch.cycle_length
         if self.view_batch.order == "class":
             return ClassOrderSampler(class_indices, batch_size, num_views, self.seed, task_index)
         return ViewBatchSampler(len(class_indices), batch_size, num_views, self.seed, task_index)
@@ -80,7 +80,7 @@ class Recipe:
             task: The task.
             sampler: Its steps.
         """
-        notes, num_views = [], self.view_batch.num_views
+        notes, num_views = [], self.view_batch.cycle_length
         if sampler.cycle_length < num_views:
             is_by_class = self.view_batch.order == "class"
             has = f"{len(task.classes)} classes" if is_by_class else f"{sampler.num_samples} samples"
@@ -97,7 +97,7 @@ class Recipe:
 
     def notes(self) -> list[str]:
         """Return what a comparison of numbers of views should know of this recipe."""
-        num_views, epochs = self.view_batch.num_views, self.optimization.epochs
+        num_views, epochs = self.view_batch.cycle_length, self.optimization.epochs
         notes = []
         if epochs % num_views:
             notes.append(

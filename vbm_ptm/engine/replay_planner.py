@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from vbm_ptm.data.view_batch import Integers, ReplayPart, ViewBatchSampler
-from vbm_ptm.replay import Admission, Rehearsal, Reservoir
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.replay import Admission, ChosenRows, Rehearsal, Reservoir, is_held_out
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class StepPlan:
 
 
 class ReplayPlanner:
-    """Fills a reservoir with the samples of every step, after the step has drawn from it.
+    """Fills a reservoir with the samples of every step, after the step has drawn from it; or draws from chosen rows.
 
     A sample is offered once, however many views it has. Nothing here depends on the model, so a run that goes on walks
     through the steps that it has taken and has the same buffer again.
@@ -44,7 +48,11 @@ class ReplayPlanner:
     def __init__(self, rehearsal: Rehearsal, *, num_views: int, seed: int) -> None:
         self.rehearsal = rehearsal
         self.num_views = num_views
-        self.reservoir = Reservoir(rehearsal.capacity, seed=seed, is_distinct=rehearsal.is_distinct)
+        self.buffer: Reservoir | ChosenRows = (
+            Reservoir(rehearsal.capacity, seed=seed, is_distinct=rehearsal.is_distinct)
+            if rehearsal.filled_by == "steps"
+            else ChosenRows(seed=seed)
+        )
         self.num_tasks = 0
         self.num_replayed = 0
 
@@ -66,10 +74,15 @@ class ReplayPlanner:
         """
         plans = []
         for number, rows in enumerate(steps, start=first_step):
-            draws = self._draws(task, number) if len(self.reservoir) else ()
+            draws = self._draws(task, number) if len(self.buffer) else ()
             self.num_replayed += sum(len(draw.rows) * draw.num_views for draw in draws)
-            plans.append(StepPlan(draws, tuple(self.reservoir.offer(rows, task=task, epoch=epoch))))
+            plans.append(StepPlan(draws, tuple(self.buffer.offer(rows, task=task, epoch=epoch))))
         return plans
+
+    def choose(self, rows: Sequence[int]) -> None:
+        """Draw from these rows from now on, if it is the learner that chooses them."""
+        if isinstance(self.buffer, ChosenRows):
+            self.buffer.rows = list(rows)
 
     def finish_task(self) -> None:
         """Go on to the next task."""
@@ -91,23 +104,25 @@ class ReplayPlanner:
                 break
             sampler.set_epoch(epoch)
             for positions in sampler.steps()[:left]:
-                self.reservoir.offer(rows[positions].tolist(), task=task, epoch=epoch)
+                self.buffer.offer(rows[positions].tolist(), task=task, epoch=epoch)
                 left -= 1
         self.finish_task()
 
-    def report(self, classes: Integers) -> dict[str, Any]:
+    def report(self, classes: Integers, *, chosen: Sequence[int] = ()) -> dict[str, Any]:
         """Return what the buffer holds, as JSON values.
 
         Args:
             classes: Class index of every row of the training split.
+            chosen: Rows that the learner has chosen, if it is the one that chooses.
         """
-        report = buffer_report(self.reservoir.rows, classes, capacity=self.rehearsal.capacity)
+        self.choose(chosen)
+        report = buffer_report(self.buffer.rows, classes, capacity=self.rehearsal.capacity)
         return report | {"replayed_images": self.num_replayed}
 
     def _draws(self, task: int, step: int) -> tuple[ReplayPart, ...]:
-        rows, draws = self.reservoir.rows, []
+        rows, draws = self.buffer.rows, []
         for draw in range(self.rehearsal.draws):
-            slots = self.reservoir.draw(self.records_per_draw, task=task, step=step, part=draw)
+            slots = self.buffer.draw(self.records_per_draw, task=task, step=step, part=draw)
             own = [rows[slot] for slot in slots]
             draws.append(ReplayPart(step, draw, own, slots, self.num_views, len(slots)))
         return tuple(draws)
@@ -122,3 +137,34 @@ def buffer_report(rows: Sequence[int], classes: Integers, *, capacity: int) -> d
         "distinct": len(set(rows)),
         "per_class": {str(label): counts[label] for label in sorted(counts)},
     }
+
+
+def rows_to_train(learner: Learner, own: Integers, classes: Integers) -> Integers:
+    """Return the rows of the training split that a task is trained on: its own, and exemplars among them.
+
+    Args:
+        learner: Has begun the task.
+        own: Rows of the task.
+        classes: Class index of every row of the split.
+    """
+    rehearsal = learner.rehearsal
+    if rehearsal is None or rehearsal.mode == "stream":
+        return own
+    exemplars = learner.rehearsed_rows().numpy()
+    rows = np.concatenate([own, exemplars])
+    if not (rehearsal.held_out and len(exemplars)):
+        return rows
+    held = is_held_out(torch.from_numpy(rows), torch.from_numpy(classes[rows]), share=rehearsal.held_out)
+    kept: Integers = rows[~held.numpy()]
+    return kept
+
+
+def buffer_bytes(learner: Learner, *, num_images: int) -> dict[str, int]:
+    """Return what a buffer would take if it copied its images as the network sees them, and what it remembers of them.
+
+    Args:
+        learner: Holds what is remembered.
+        num_images: Images in the buffer, each of 3 bytes for a pixel.
+    """
+    side = learner.backbone.preprocessing.image_size
+    return {"image_bytes": num_images * 3 * side**2, "logit_bytes": learner.remembered_bytes}

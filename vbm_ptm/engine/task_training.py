@@ -5,6 +5,7 @@ Shapes: G groups of this rank, V views, N = G * V images.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import ViewBatch, ViewBatchConfig, chunk
 from vbm_ptm.engine.contract import check_output, check_terms
+from vbm_ptm.engine.memory import forget_peak_memory, peak_memory
 from vbm_ptm.engine.objective import PartSize
 from vbm_ptm.engine.optimization import (
     build_optimizer,
@@ -29,9 +31,10 @@ from vbm_ptm.engine.optimization import (
     optimizer_tensors,
     set_learning_rate,
 )
+from vbm_ptm.engine.passes import take_passes
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
-from vbm_ptm.engine.replay_planner import ReplayPlanner, StepPlan
+from vbm_ptm.engine.replay_planner import ReplayPlanner, StepPlan, rows_to_train
 from vbm_ptm.engine.view_queries import view_queries
 from vbm_ptm.engine.visits import VisitLog
 from vbm_ptm.learners.base import Learner, LearnerOutput, Replay
@@ -59,6 +62,7 @@ class TaskTraining:
         num_steps: Steps done.
         num_images: Images that they had, over all ranks.
         data_seconds: How long this rank has waited for them.
+        step_seconds: How long its steps have taken, this included.
     """
 
     def __init__(
@@ -80,14 +84,13 @@ class TaskTraining:
         self.readings = readings
         self.planner = planner
         benchmark = loaders.benchmark
-        self.rows = np.concatenate([benchmark.training_rows(task), learner.rehearsed_rows().numpy()])
+        classes = benchmark.class_indices(benchmark.datasets.train)
+        self.rows = rows_to_train(learner, benchmark.training_rows(task), classes)
         self.groups = learner.parameter_groups()
-        self.sampler = recipe.sampler(
-            benchmark.class_indices(benchmark.datasets.train)[self.rows], task_index=task.index
-        )
+        self.sampler = recipe.sampler(classes[self.rows], task_index=task.index)
         self.num_planned_steps = recipe.workload(self.sampler).num_steps if self.groups else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
-        self.data_seconds = 0.0
+        self.data_seconds = self.step_seconds = 0.0
         self.visits = VisitLog(len(self.rows))
         self._optimizer: torch.optim.Optimizer | None = None
         self._restored: Mapping[str, Tensor] = {}
@@ -111,6 +114,7 @@ class TaskTraining:
             self.task, self.sampler, rows=self.rows, strong_share=self.recipe.view_batch.strong_share
         )
         self.learner.train()
+        forget_peak_memory(self.accelerator.device)
         self._optimizer = build_optimizer(self.recipe.optimization, self.groups)
         load_optimizer_tensors(self._optimizer, self.learner, self._restored)
         # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
@@ -133,13 +137,16 @@ class TaskTraining:
             set_learning_rate(
                 optimizer, self.recipe.optimization, epoch, cycle_length=self.sampler.cycle_length
             )
+            began = time.monotonic()
             for number, (positions, batch) in enumerate(zip(steps, loader, strict=True)):
                 self.data_seconds += loader.waited_seconds
                 self._take_step(model, optimizer, positions, batch, data_seconds=loader.waited_seconds)
                 if plans:
                     self._remember(plans[number], num_groups=len(positions))
                 self._advance(positions)
+                self.step_seconds += time.monotonic() - began
                 yield epoch
+                began = time.monotonic()
                 if self.is_complete:
                     break
         self.accelerator.free_memory()
@@ -152,8 +159,17 @@ class TaskTraining:
             "step": self.step,
             "num_steps": self.num_steps,
             "data_seconds": self.data_seconds,
+            "step_seconds": self.step_seconds,
             "readings": self.readings.state(),
             "tallies": self.tallies(),
+        }
+
+    def costs(self) -> dict[str, Any]:
+        """Return what the steps have taken, by the names of ``TaskTimings``."""
+        return {
+            "data_seconds": round(self.data_seconds, 3),
+            "step_seconds": round(self.step_seconds, 3),
+            "peak_memory_bytes": peak_memory(self.accelerator.device),
         }
 
     def tallies(self) -> dict[str, list[int]]:
@@ -182,6 +198,7 @@ class TaskTraining:
         self.epoch, self.step = state["epoch"], state["step"]
         assert self.num_steps == state["num_steps"]
         self.data_seconds = state.get("data_seconds", 0.0)
+        self.step_seconds = state.get("step_seconds", 0.0)
         self.readings.load_state(state["readings"])
         for name, counts in state.get(
             "tallies", {}
@@ -234,11 +251,15 @@ class TaskTraining:
                 rank=rank,
             )
         )
-        parts = self._accumulate_gradients(model, batch)
-        parts["gradient_norm"] = self._gradient_norm()
-        optimizer.step()
-        self.learner.after_step()
-        optimizer.zero_grad()
+        self._weak_logits.clear()
+        parts = take_passes(
+            self.learner,
+            batch,
+            gradient=lambda part: self._accumulate_gradients(model, part),
+            update=lambda: self._update(optimizer),
+            parameters=[parameter for group in self.groups for parameter in group.parameters],
+        )
+        parts["gradient_norm"] = self._update(optimizer)
         self.readings.add(
             parts,
             sample_ids=self.rows[positions],
@@ -252,21 +273,28 @@ class TaskTraining:
             learning_rates={group["name"]: group["lr"] for group in optimizer.param_groups},
         )
 
+    def _update(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Apply the gradient, clipped, and forget it; return its norm before."""
+        norm = self._gradient_norm()
+        optimizer.step()
+        self.learner.after_step()
+        optimizer.zero_grad()
+        return norm
+
     def _accumulate_gradients(self, model: nn.Module, batch: ViewBatch) -> dict[str, Tensor]:
-        """Leave the gradient of the whole step with the parameters; return the loss parts, those of the whole step."""
+        """Leave the gradient of a whole pass with the parameters; return the loss parts, those of the whole pass."""
         micro_batches = cut_into_micro_batches(batch, self.recipe.optimization.gradient_accumulation_steps)
         normalize = self.loaders.benchmark.transforms.normalization
         totals: dict[str, Tensor] = {}
-        self._weak_logits.clear()
         for number, micro_batch in enumerate(micro_batches, start=1):
             here = micro_batch.to(self.accelerator.device, non_blocking=True)
             # Ranks share their gradients once a step.
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.accelerator.no_sync(model):
-                images, labels = flattened(here, normalize)
+                images, labels, *slots = flattened(here, normalize)
                 replays = tuple(Replay(*flattened(draw, normalize)) for draw in here.replays)
-                output = model(images, labels, replays)
-                if self.num_steps or number > 1:
+                output = model(images, labels, replays, *slots)
+                if self.num_steps or number > 1 or slots:
                     check_terms(
                         [*output.auxiliary, *(name for draw in output.replays for name in draw.terms)]
                     )
@@ -275,7 +303,7 @@ class TaskTraining:
                 loss, parts = self.recipe.objective(
                     output,
                     here.labels,
-                    num_views=self.num_views,
+                    num_views=here.num_views,
                     epoch=self.epoch,
                     num_global_groups=here.num_global_groups,
                     num_ranks=self.accelerator.num_processes,
@@ -356,10 +384,14 @@ class _TrainingForward(nn.Module):
         self.view_batch = view_batch
         self.num_views = num_views
 
-    def forward(self, images: Tensor, labels: Tensor, replays: tuple[Replay, ...]) -> LearnerOutput:
+    def forward(
+        self, images: Tensor, labels: Tensor, replays: tuple[Replay, ...], slots: Tensor | None = None
+    ) -> LearnerOutput:
+        if slots is not None:  # a draw that has a pass of its own
+            return self.learner.rehearse(Replay(images, labels, slots))
         rehearsal = self.learner.rehearsal
         more: tuple[Any, ...] = ()
-        if rehearsal is not None and rehearsal.mode == "stream":
+        if rehearsal is not None and rehearsal.mode == "stream" and rehearsal.passes == "one":
             more = (replays,)
         elif queries := view_queries(self.learner, images, num_views=self.num_views, config=self.view_batch):
             more = (queries,)

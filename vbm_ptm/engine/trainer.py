@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from pydantic import Field, field_validator
@@ -30,14 +29,14 @@ from vbm_ptm.engine.interruption import STOP_SIGNALS, StopRequest, StopSignal
 from vbm_ptm.engine.measures import TaskMeasures, without_measures
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
-from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_report
+from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_bytes, buffer_report
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Features, Learner
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
-from vbm_ptm.replay import cells_of, rehearsed_classes
+from vbm_ptm.replay import cells_of, trained_classes
 from vbm_ptm.settings import PrecisionSetting, Settings
 from vbm_ptm.storage.checkpoint import CheckpointStore
 from vbm_ptm.storage.checkpoint_state import RunState
@@ -120,7 +119,7 @@ class Trainer:
         self.evaluator = Evaluator(accelerator, loaders)
         rehearsal = learner.rehearsal
         self.planner = (
-            ReplayPlanner(rehearsal, num_views=recipe.view_batch.views_per_group, seed=recipe.seed)
+            ReplayPlanner(rehearsal, num_views=recipe.view_batch.views_per_replay, seed=recipe.seed)
             if rehearsal is not None and rehearsal.mode == "stream"
             else None
         )
@@ -229,7 +228,7 @@ class Trainer:
             frozen_sha256=prints.frozen_sha256,
             trained_sha256=prints.trained_sha256,
             training_seconds=round(preparation_seconds + training_seconds, 3),
-            data_seconds=round(training.data_seconds, 3),
+            **training.costs(),
             end_task_seconds=round(ended - trained, 3),
             evaluation_seconds=round(evaluated - ended, 3),
         )
@@ -301,6 +300,7 @@ class Trainer:
             classes = self.benchmark.training_classes(earlier)
             sampler = self.recipe.sampler(classes, task_index=earlier.index)
             planner.walk(sampler, rows, task=earlier.index, num_steps=record.num_steps)
+        planner.choose(self.learner.rehearsed_rows().tolist())
         return planner
 
     def _rehearsal_report(self) -> dict[str, Any]:
@@ -308,12 +308,13 @@ class Trainer:
         if self.learner.rehearsal is None:
             return {}
         classes = self.benchmark.class_indices(self.benchmark.datasets.train)
-        if self.planner is not None:
-            report = self.planner.report(classes)
+        rows = self.learner.rehearsed_rows().tolist()
+        if self.planner is None:
+            report = buffer_report(rows, classes, capacity=self.learner.rehearsal.capacity)
+        else:
+            report = self.planner.report(classes, chosen=rows)
             self.planner.finish_task()
-            return {"buffer": report}
-        rows = self.learner.rehearsed_rows()
-        return {"buffer": buffer_report(rows.tolist(), classes, capacity=self.learner.rehearsal.capacity)}
+        return {"buffer": report | buffer_bytes(self.learner, num_images=report["stored"])}
 
     def _show_step(self, training: TaskTraining, where: str, display: ProgressDisplay) -> None:
         """Show what is known of the step that was taken last."""
@@ -402,7 +403,7 @@ class Trainer:
         classes = self.benchmark.training_classes(task)
         earlier = self.benchmark.scenario.tasks[: task.index]
         cells = [cell for each in earlier for cell in cells_of(self.benchmark.training_classes(each))]
-        together = np.concatenate([classes, rehearsed_classes(self.learner.rehearsal, cells)])
+        together = trained_classes(self.learner.rehearsal, classes, cells)
         return self.recipe.workload(self.recipe.sampler(together, task_index=task.index)).num_steps
 
     def _tracker_step(self) -> int:

@@ -199,6 +199,8 @@ class Learner(nn.Module):
     # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
     # for ViTs also narrows the annotation of ``backbone``.
     backbone_class: ClassVar[type[Backbone]] = PromptableViT
+    # What the method trains, in a few words for people.
+    trained_parts: ClassVar[str] = ""
     backbone: Backbone
     task_columns: Tensor
 
@@ -300,7 +302,7 @@ class Learner(nn.Module):
         """Return what the objective needs for a training step.
 
         A learner whose ``rehearsal`` is a stream takes a third argument, ``replays``: the step's draws, a tuple of
-        ``Replay`` that is empty as long as the buffer is.
+        ``Replay`` that is empty as long as the buffer is; not so where draws have a pass of their own.
 
         Args:
             images: (N, C, H, W) float, any mixture of views; N may be 0.
@@ -310,9 +312,37 @@ class Learner(nn.Module):
         """
         raise NotImplementedError
 
+    def rehearse(self, replay: Replay) -> LearnerOutput:
+        """Return what the objective needs of a draw that has a pass of its own (``Rehearsal.passes``).
+
+        Without a word from the method it is learned like current images.
+
+        Args:
+            replay: The draw; it may be empty.
+        """
+        output: LearnerOutput = self(replay.images, replay.labels)
+        return output
+
+    def project_gradient(self, current: Tensor, past: Tensor) -> Tensor:
+        """Return the gradient to apply where ``Rehearsal.passes`` is "projected".
+
+        Args:
+            current: (P,) gradient of the current images, over all parameters in the order of ``parameter_groups``.
+            past: (P,) gradient of the step's draws.
+        """
+        raise NotImplementedError
+
     def rehearsed_rows(self) -> Tensor:
-        """Return the rows (n,) of the training split that the next task is trained on beside its own."""
+        """Return the rows (n,) of the training split that the next task sees beside its own.
+
+        They are trained on like its own, or, with a "stream", are what its draws are from.
+        """
         return torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes that the method keeps for the images of its buffer: logits or answers."""
+        return 0
 
     def remember(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the logits (n, K) of images that have entered the buffer in these slots (n,)."""

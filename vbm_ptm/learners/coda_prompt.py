@@ -60,6 +60,7 @@ class CodaPrompt(Learner):
     """Frozen backbone, decomposed prompts in its first blocks, heads on the class token."""
 
     config_class = CodaPromptConfig
+    trained_parts = "components, keys, attention vectors, heads"
     query_roles = frozenset({"query"})
     backbone: PromptableViT
 

@@ -55,6 +55,7 @@ class DarkER(Learner):
     """Backbone and one head for all classes, held to its own earlier logits."""
 
     config_class = DarkERConfig
+    trained_parts = "backbone, full head"
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: DarkERConfig, *, num_tasks: int) -> None:
@@ -86,6 +87,11 @@ class DarkER(Learner):
             outputs.append(ReplayOutput(recalled, {"dark": self.config.alpha * distances}))
         columns = torch.arange(logits.shape[1], device=logits.device)
         return LearnerOutput(logits, columns, {}, replays=tuple(outputs))
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of the logits."""
+        return self.memory.table.nbytes
 
     def remember(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the logits of images that have entered the buffer."""

@@ -57,6 +57,7 @@ class DERPP(Learner):
     """Backbone and one head for all classes, held to its own earlier logits and to labels."""
 
     config_class = DERPPConfig
+    trained_parts = "backbone, full head"
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: DERPPConfig, *, num_tasks: int) -> None:
@@ -93,6 +94,11 @@ class DERPP(Learner):
             ReplayOutput(replayed, {"replay": self.config.beta * losses}),
         )
         return LearnerOutput(logits, columns, {}, replays=outputs)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of the logits."""
+        return self.memory.table.nbytes
 
     def remember(self, slots: Tensor, logits: Tensor) -> None:
         """Keep the logits of images that have entered the buffer."""

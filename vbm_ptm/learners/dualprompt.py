@@ -47,6 +47,7 @@ class DualPrompt(Learner):
     """Frozen backbone, general prefixes for all tasks, an expert and a key for each task."""
 
     config_class = DualPromptConfig
+    trained_parts = "prefixes, keys, heads"
     query_roles = frozenset({"pull"})
     has_task_experts = True
     backbone: PromptableViT

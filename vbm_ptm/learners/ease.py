@@ -55,6 +55,7 @@ class EASE(Learner):
     """Frozen backbone, adapters for each task, prototypes in every subspace."""
 
     config_class = EASEConfig
+    trained_parts = "an adapter per task"
     has_task_experts = True
     takes_domains = False
     backbone: PromptableViT

@@ -57,6 +57,7 @@ class ER(Learner):
     """Backbone and one head for all classes, trained on current and past images alike."""
 
     config_class = ERConfig
+    trained_parts = "backbone, full head"
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: ERConfig, *, num_tasks: int) -> None:

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.heads import PlainHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.plain_head import PlainHead
 from vbm_ptm.learners.teacher import Teacher
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
@@ -63,6 +63,7 @@ class Expandable(Learner):
     """The newest backbone, frozen earlier ones, a classifier over all of them and an auxiliary one."""
 
     config_class = ExpandableConfig
+    trained_parts = "a backbone per task, head"
     backbone_class = Backbone
     head: PlainHead
 

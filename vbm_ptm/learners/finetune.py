@@ -26,6 +26,7 @@ class Finetune(Learner):
     """Backbone and heads, trained task after task with nothing against forgetting."""
 
     config_class = FinetuneConfig
+    trained_parts = "backbone, one head per task"
     predicts_from_query = True
     backbone_class = Backbone
 

@@ -74,6 +74,7 @@ class HiDePrompt(Learner):
     """Frozen backbone; a prefix and a head for each task; an MLP and heads that tell the task; centroids."""
 
     config_class = HiDePromptConfig
+    trained_parts = "prefixes and a head per task, an MLP that tells the task"
     has_task_experts = True
     takes_domains = False
     backbone: PromptableViT

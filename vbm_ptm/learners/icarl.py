@@ -65,6 +65,7 @@ class ICaRL(Learner):
     """Backbone and one sigmoid per class, a teacher, exemplars and their class means."""
 
     config_class = ICaRLConfig
+    trained_parts = "backbone, head"
     backbone_class = Backbone
     class_means: Tensor
     is_hard: Tensor

@@ -73,6 +73,7 @@ class InfLoRA(Learner):
     """Frozen backbone, a low-rank update and a head for each task, directions that are to be kept."""
 
     config_class = InfLoRAConfig
+    trained_parts = "a low-rank update per task, heads"
     backbone: PromptableViT
     bases: Tensor
     num_directions: Tensor

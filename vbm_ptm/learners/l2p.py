@@ -73,6 +73,7 @@ class L2P(Learner):
     """Frozen backbone, a pool of prompts before the patches, heads on the mean of the prompts' outputs."""
 
     config_class = L2PConfig
+    trained_parts = "prompts, keys, heads"
     query_roles = frozenset({"query", "pull"})
     backbone: PromptableViT
 

@@ -24,6 +24,7 @@ class LinearProbe(Learner):
     """Frozen backbone, one linear head per task on the class token."""
 
     config_class = LinearProbeConfig
+    trained_parts = "one head per task"
     predicts_from_query = True
     backbone_class = Backbone
 

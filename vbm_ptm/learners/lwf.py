@@ -43,6 +43,7 @@ class LwF(Learner):
     """Backbone and one head, held to the answers of the network before the task."""
 
     config_class = LwFConfig
+    trained_parts = "backbone, head"
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: LwFConfig, *, num_tasks: int) -> None:

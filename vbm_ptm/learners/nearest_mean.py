@@ -39,6 +39,7 @@ class NearestMean(Learner):
     """Frozen backbone and one mean per class."""
 
     config_class = NearestMeanConfig
+    trained_parts = "nothing"
     predicts_from_query = True
     backbone_class = Backbone
 

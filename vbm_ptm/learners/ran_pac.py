@@ -73,6 +73,7 @@ class RanPAC(Learner):
     """Frozen backbone, frozen projection, sums over all images and the regression solved from them."""
 
     config_class = RanPACConfig
+    trained_parts = "nothing, or an adaptation in the first task"
     predicts_from_query = True
     backbone_class = Backbone
     projection: Tensor | None

@@ -8,7 +8,7 @@ import pkgutil
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 
@@ -23,6 +23,7 @@ NOT_LEARNERS = {
     "first_session",
     "fusion",
     "logit_memory",
+    "plain_head",
     "prototypes",
     "registry",
     "teacher",
@@ -77,6 +78,37 @@ def learner_class(name: str) -> type[Learner]:
             f"learner '{name}' needs a class attribute config_class, a subclass of LearnerConfig."
         )
     return found
+
+
+class LearnerFacts(NamedTuple):
+    """What a learner needs, and what it trains.
+
+    Attributes:
+        backbone: "any", or the kind that it needs.
+        buffer: What it keeps of earlier images with its default settings; "none" without any.
+        trains: Its trained parts.
+        domains: Whether tasks may share their classes.
+    """
+
+    backbone: str
+    buffer: str
+    trains: str
+    domains: bool
+
+
+def learner_facts(name: str) -> LearnerFacts:
+    """Return what a learner's class says of it."""
+    from vbm_ptm.backbones import PromptableViT
+
+    found = learner_class(name)
+    needs_vit = issubclass(found.backbone_class, PromptableViT)
+    rehearsal = found.config_class(name=name).rehearsal
+    return LearnerFacts(
+        "vision transformer" if needs_vit else "any",
+        "none" if rehearsal is None else rehearsal.buffer,
+        found.trained_parts,
+        found.takes_domains,
+    )
 
 
 def _only_learner(module: ModuleType) -> type[Learner]:

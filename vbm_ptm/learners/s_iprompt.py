@@ -59,6 +59,7 @@ class SIPrompt(Learner):
     """Frozen backbone; tokens, head and centres for each session."""
 
     config_class = SIPromptConfig
+    trained_parts = "tokens and a head per session"
     has_task_experts = True
     rules_out_classes = True
     backbone: PromptableViT

@@ -42,6 +42,7 @@ class SPromptPP(Learner):
     """Frozen backbone, an expert and a key for each task."""
 
     config_class = SPromptPPConfig
+    trained_parts = "prefixes, keys, heads"
     query_roles = frozenset({"pull"})
     has_task_experts = True
     backbone: PromptableViT

@@ -83,6 +83,7 @@ class SLCA(Learner):
     """Slowly tuned backbone, one head per task, heads aligned on Gaussian features for prediction."""
 
     config_class = SLCAConfig
+    trained_parts = "backbone, one head per task"
     predicts_from_query = True
     backbone_class = Backbone
 

@@ -68,6 +68,7 @@ class SLCAPlusPlus(Learner):
     """Backbone with low-rank updates and slow norms and biases, one head per task, heads aligned for prediction."""
 
     config_class = SLCAPlusPlusConfig
+    trained_parts = "low-rank updates, norms, biases, heads"
     backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: SLCAPlusPlusConfig, *, num_tasks: int) -> None:

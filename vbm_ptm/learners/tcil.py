@@ -26,12 +26,11 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.heads import PlainHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
 from vbm_ptm.learners.expandable import auxiliary_targets
 from vbm_ptm.learners.fusion import MapFusion, map_distance
-from vbm_ptm.learners.teacher import Teacher
-from vbm_ptm.losses import softened_divergence
+from vbm_ptm.learners.plain_head import PlainHead
+from vbm_ptm.learners.teacher import Teacher, softened_divergence
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
 
@@ -68,6 +67,7 @@ class TCIL(Learner):
     """The newest backbone, frozen earlier ones, a fusion of their maps, a classifier and an auxiliary one."""
 
     config_class = TCILConfig
+    trained_parts = "a backbone per task, fusion, head"
     backbone_class = Backbone
     head: PlainHead
     fusion: MapFusion

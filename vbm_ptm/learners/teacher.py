@@ -9,6 +9,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone
 
@@ -41,3 +42,17 @@ class Teacher(nn.Module):
         """Return logits (N, K) without gradient."""
         logits: Tensor = self.head(self.backbone.features(images))
         return logits
+
+
+def softened_divergence(logits: Tensor, taught: Tensor, *, temperature: float) -> Tensor:
+    """Return KL(softmax(taught / T) || softmax(logits / T)) in nats of every row (N,), without a factor T^2.
+
+    Args:
+        logits: (N,K) of the network that learns.
+        taught: (N,K) of the network that teaches.
+        temperature: T.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_probabilities = F.log_softmax(logits.to(dtype) / temperature, dim=1)
+    log_targets = F.log_softmax(taught.to(dtype) / temperature, dim=1)
+    return (log_targets.exp() * (log_targets - log_probabilities)).sum(dim=1)

@@ -59,6 +59,7 @@ class TUNA(Learner):
     """Frozen backbone, adapters and a head of cosines for each task, Gaussians of the classes."""
 
     config_class = TUNAConfig
+    trained_parts = "an adapter and a head per task"
     has_task_experts = True
     backbone: PromptableViT
 

@@ -24,10 +24,9 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.heads import PlainHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
-from vbm_ptm.learners.teacher import Teacher
-from vbm_ptm.losses import softened_divergence
+from vbm_ptm.learners.plain_head import PlainHead
+from vbm_ptm.learners.teacher import Teacher, softened_divergence
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
 
@@ -53,6 +52,7 @@ class WA(Learner):
     """Backbone and one head without bias, a teacher and exemplars."""
 
     config_class = WAConfig
+    trained_parts = "backbone, head"
     backbone_class = Backbone
     takes_domains = False
 

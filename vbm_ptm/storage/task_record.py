@@ -64,19 +64,24 @@ class TaskFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTimings:
-    """Seconds that a task took, over all its sittings.
+    """Seconds that a task took, over all its sittings, and memory.
 
     Attributes:
         training_seconds: In training steps.
+        step_seconds: Of these, in steps alone, without what is saved or measured between them.
         data_seconds: Of these, spent by rank 0 on waiting for images; without workers, on loading them.
         end_task_seconds: In what the learner does at the end.
         evaluation_seconds: In evaluation.
+        peak_memory_bytes: Most memory that rank 0 has held: on a CUDA device in the last sitting of the training, else
+            by the process since it began; None where the system does not tell.
     """
 
     training_seconds: float
     data_seconds: float = 0.0
+    step_seconds: float = 0.0
     end_task_seconds: float
     evaluation_seconds: float
+    peak_memory_bytes: int | None = None
 
     @property
     def seconds(self) -> float:

@@ -1,0 +1,49 @@
+"""UCIR: cosines, directions of features, and a margin for images of earlier classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.ucir import missing_margin
+
+TASKS = (Task(0, (0, 1), (0, 1), 2), Task(1, (2, 3, 4), (2, 3, 4), 5))
+
+
+def test_missing_margin__compares_an_old_class_with_its_nearest_new_ones() -> None:
+    cosines = torch.tensor([[0.9, 0.0, 0.3, 0.5, -0.2], [0.1, 0.9, 0.8, 0.7, 0.6], [0.9, 0.9, 0.1, 0.2, 0.3]])
+    found = missing_margin(cosines, torch.tensor([0, 1, 2]), num_known=2, margin=0.5, num_rivals=2)
+    # 0.5 - 0.9 + 0.5 and nothing; 0.5 - 0.9 + 0.8 and + 0.7; a new class counts nothing.
+    torch.testing.assert_close(found, torch.tensor([0.05, 0.35, 0.0]))
+    one = missing_margin(cosines[:, :3], torch.tensor([0, 1, 2]), num_known=2, margin=0.5, num_rivals=2)
+    torch.testing.assert_close(one, torch.tensor([0.0, 0.4, 0.0]))
+
+
+def test_ucir__weighs_the_change_of_direction_by_the_numbers_of_classes(
+    build: Callable[..., Learner],
+) -> None:
+    learner = build("ucir", capacity=0)
+    images, labels = torch.randn(3, 3, 32, 32), torch.tensor([0, 3, 1])
+    learner.begin_task(TASKS[0])
+    assert learner(images, torch.tensor([0, 1, 0])).auxiliary == {}
+    learner.end_task(TASKS[0], lambda: None)
+    before, row = learner.query(images), learner.head.weight.detach().clone()
+    learner.begin_task(TASKS[1])
+    assert torch.equal(learner.head.weight[:2], row)
+    with torch.no_grad():
+        learner.backbone.vit.norm.bias.add_(0.5)
+    output = learner(images, labels)
+    features = learner.backbone.features(images)
+    expected = 5 * math.sqrt(2 / 3) * (1 - F.cosine_similarity(features, before))
+    torch.testing.assert_close(output.auxiliary["direction"], expected)
+    cosines = F.normalize(features, dim=1) @ F.normalize(learner.head.weight, dim=1).T
+    torch.testing.assert_close(output.logits, learner.head.scale * cosines)
+    torch.testing.assert_close(
+        output.auxiliary["margin"],
+        missing_margin(cosines, labels, num_known=2, margin=0.5, num_rivals=2),
+    )

@@ -1,0 +1,159 @@
+"""BiC: bias correction, a scale and a shift of the newest logits that held-out images decide.
+
+Wu et al.: "Large Scale Incremental Learning", CVPR 2019. Exemplars of earlier classes are training images of the task,
+and the network before the task answers each image: with n_old of n classes seen before, lambda = n_old / n, the loss is
+(1 - lambda) * cross-entropy + lambda * KL(old || new) by temperature. A few images of every class, exemplars too, are
+not trained on; after the task alpha and beta are fitted to them, which turn the logits o of new classes into
+alpha o + beta.
+
+Differs from the official code in:
+  - As many images of each class are held out as the given part of the smallest class, at least one.
+  - alpha and beta minimise the cross-entropy, with a weak pull to 1 and 0, to convergence instead of by epochs of Adam.
+  - They are multiplied into the classifier, so that the next task also starts from the corrected logits.
+  - Herding takes the running mean nearest to the class's, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from vbm_ptm.backbones import Backbone
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import SharedHead
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.teacher import Teacher, softened_divergence
+from vbm_ptm.replay import ExemplarSet, Rehearsal, is_held_out
+
+# Pull of the correction to alpha = 1 and beta = 0: where classes are apart the cross-entropy alone has no minimum.
+_PULL = 1e-3
+
+
+class BiCConfig(LearnerConfig):
+    """Settings of bias correction.
+
+    Attributes:
+        capacity: Exemplars in all, divided equally among the classes.
+        temperature: Divides the logits of both networks in the distillation.
+        held_out: Part of the smallest class that is held out of each class for the correction.
+    """
+
+    name: str = "bic"
+    capacity: int = Field(default=2000, ge=1)
+    temperature: float = Field(default=2.0, gt=0)
+    held_out: float = Field(default=0.1, gt=0, lt=1)
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """Exemplars among the training images, some of which are held out."""
+        return Rehearsal("merged", self.capacity, held_out=self.held_out)
+
+
+class BiC(Learner):
+    """Backbone and one head, a teacher, exemplars and a correction of the newest columns."""
+
+    config_class = BiCConfig
+    trained_parts = "backbone, head, a correction of new logits"
+    backbone_class = Backbone
+    takes_domains = False
+    correction: Tensor
+
+    def __init__(self, backbone: Backbone, config: BiCConfig, *, num_tasks: int) -> None:
+        super().__init__(backbone, config, num_tasks=num_tasks)
+        self.backbone.requires_grad_(True)
+        self.head = SharedHead(backbone.width)
+        self.exemplars = ExemplarSet(config.capacity)
+        self.teacher: Teacher | None = None
+        self.register_buffer("correction", torch.tensor([1.0, 0.0]))
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the network as the teacher, and add columns."""
+        super().begin_task(task)
+        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        self.head.widen(task.num_seen_classes)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the backbone and the head."""
+        return [
+            ParameterGroup("backbone", list(self.backbone.parameters())),
+            ParameterGroup("head", list(self.head.parameters())),
+        ]
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return logits (N, seen), and of each image the weighted cross-entropy and distillation."""
+        logits = self.head(self.backbone.features(images))
+        share, auxiliary = self.num_known_classes / self.num_seen_classes, {}
+        if self.teacher is not None:
+            taught = self.teacher(images)
+            old = logits[:, : taught.shape[1]]
+            auxiliary["distillation"] = share * softened_divergence(
+                old, taught, temperature=self.config.temperature
+            )
+        losses = (1 - share) * F.cross_entropy(logits, labels, reduction="none")
+        columns = torch.arange(logits.shape[1], device=logits.device)
+        return LearnerOutput(logits, columns, auxiliary, supervised=losses)
+
+    def rehearsed_rows(self) -> Tensor:
+        """Return the rows of the exemplars."""
+        return self.exemplars.rows
+
+    def end_task(self, task: Task, features: Features) -> None:
+        """Correct the new columns by the held-out images, and choose the task's exemplars."""
+        self.teacher = None
+        self.correction = torch.tensor([1.0, 0.0]).to(self.correction)
+        values, labels, rows = features()
+        if task.index:
+            all_rows = torch.cat([rows, self.exemplars.rows])
+            all_labels = torch.cat([labels, self.exemplars.labels])
+            held = all_rows[is_held_out(all_rows, all_labels, share=self.config.held_out)].tolist()
+            if held:
+                self._correct(*features(held)[:2])
+        self.exemplars.add(values, labels, rows, task=task.index)
+
+    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
+        """The teacher is gone."""
+        super().allocate(task, shapes)
+        self.teacher = None
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return logits (N, seen)."""
+        scores: Tensor = self.head(self.query(images) if query is None else query)
+        return scores
+
+    def report(self, task: Task) -> dict[str, Any]:
+        """Return the correction of the task's columns."""
+        return {"correction": self.correction.tolist()}
+
+    @torch.no_grad()
+    def _correct(self, features: Tensor, labels: Tensor) -> None:
+        logits = self.head(features.to(self.head.weight))
+        self.correction = fitted_correction(logits, labels, num_known=self.num_known_classes).to(
+            self.correction
+        )
+        alpha, beta = self.correction
+        self.head.weight[self.num_known_classes :] *= alpha
+        self.head.bias[self.num_known_classes :] = alpha * self.head.bias[self.num_known_classes :] + beta
+
+
+@torch.enable_grad()
+def fitted_correction(logits: Tensor, labels: Tensor, *, num_known: int) -> Tensor:
+    """Return alpha and beta (2,), float64: the best of alpha o + beta for the logits (n, K) of new classes."""
+    logits, labels = logits.detach().to("cpu", torch.float64), labels.cpu()
+    neutral = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    found = neutral.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([found], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        corrected = torch.cat([logits[:, :num_known], found[0] * logits[:, num_known:] + found[1]], dim=1)
+        value = F.cross_entropy(corrected, labels) + _PULL * (found - neutral).square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return found.detach()

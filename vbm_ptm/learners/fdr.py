@@ -1,0 +1,125 @@
+"""FDR: function distance regularisation, which holds the network to the answers it gave for past images.
+
+Benjamin, Rolnick, Kording: "Measuring and Regularizing Networks in Function Space", ICLR 2019; as run by Buzzega et al.
+(2020), repository mammoth. After each step on current images the optimizer takes a second one, by the Euclidean
+distance between the softmax of a draw of past images and that which the network gave them at the end of their task.
+
+Differs from the official code in:
+  - The buffer holds ``capacity`` images in all, equally many of each class so far, chosen by chance at the end of each
+    task.
+  - Answers are those of the network in evaluation mode to the image as it is tested; mammoth collects them in training
+    mode from an augmented view.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from vbm_ptm.backbones import Backbone
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import SharedHead
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup, Replay
+from vbm_ptm.replay import ExemplarSet, Rehearsal
+
+
+class FDRConfig(LearnerConfig):
+    """Settings of FDR.
+
+    Attributes:
+        capacity: Images in the buffer, divided equally among the classes, each with its answer.
+        draw_size: Images (views counted) that are drawn from it for every second step.
+    """
+
+    name: str = "fdr"
+    capacity: int = Field(default=200, ge=1)
+    draw_size: int = Field(default=32, ge=1)
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """One draw of chosen images for every step, and a second step on it."""
+        return Rehearsal(
+            "stream",
+            self.capacity,
+            draws=1,
+            draw_size=self.draw_size,
+            filled_by="tasks",
+            passes="successive",
+        )
+
+
+class FDR(Learner):
+    """Backbone and one head for all classes, and the answers to the images of a buffer."""
+
+    config_class = FDRConfig
+    trained_parts = "backbone, full head"
+    backbone_class = Backbone
+    answers: Tensor
+
+    def __init__(self, backbone: Backbone, config: FDRConfig, *, num_tasks: int) -> None:
+        super().__init__(backbone, config, num_tasks=num_tasks)
+        self.backbone.requires_grad_(True)
+        self.head = SharedHead(backbone.width)
+        self.exemplars = ExemplarSet(config.capacity)
+        self.register_buffer("answers", torch.zeros(config.capacity, 0))
+
+    def begin_task(self, task: Task) -> None:
+        """Make a column for every class of the run, as far as it is known."""
+        super().begin_task(task)
+        self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
+        self.answers = F.pad(self.answers, (0, self.head.out_features - self.answers.shape[1]))
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the backbone and the head."""
+        return [
+            ParameterGroup("backbone", list(self.backbone.parameters())),
+            ParameterGroup("head", list(self.head.parameters())),
+        ]
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return logits (N, K) over all columns."""
+        logits = self.head(self.backbone.features(images))
+        return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), {})
+
+    def rehearse(self, replay: Replay) -> LearnerOutput:
+        """Return logits (R, K) of a draw and the distance of each image from its answer."""
+        output = self(replay.images, replay.labels)
+        distances = answer_distance(output.logits, self.answers[replay.slots])
+        return LearnerOutput(output.logits, output.columns, {}, supervised=distances)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of the answers."""
+        return self.answers.nbytes
+
+    def rehearsed_rows(self) -> Tensor:
+        """Return the rows of the buffer."""
+        return self.exemplars.rows
+
+    def end_task(self, task: Task, features: Features) -> None:
+        """Choose images of the task by chance, and keep the answers to them; older answers stay what they were."""
+        values, labels, rows = features()
+        before = dict(zip(self.exemplars.rows.tolist(), self.answers, strict=False))
+        self.exemplars.add(None, labels, rows, task=task.index)
+        position = {row: number for number, row in enumerate(rows.tolist())}
+        answers = torch.zeros_like(self.answers)
+        for slot, row in enumerate(self.exemplars.rows.tolist()):
+            if row in position:
+                feature = values[position[row]][None].to(self.answers)
+                answers[slot] = self.head(feature).detach().softmax(1)[0]
+            else:
+                answers[slot] = before[row]
+        self.answers = answers
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return logits (N, seen)."""
+        scores: Tensor = self.head(self.query(images) if query is None else query)
+        return scores[:, : self.num_seen_classes]
+
+
+def answer_distance(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return the Euclidean distance (R,) between the softmax of logits (R, K) and probabilities (R, K)."""
+    distances: Tensor = torch.linalg.vector_norm(logits.softmax(1) - answers.to(logits), dim=1)
+    return distances

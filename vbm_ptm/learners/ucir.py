@@ -1,0 +1,140 @@
+"""UCIR: a classifier by cosines, features that keep their direction, and a margin between old and new classes.
+
+Hou, Pan, Loy, Wang, Lin: "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019 (repository
+CVPR19_Incremental_Learning). Exemplars of earlier classes are training images of the task. Beside the cross-entropy of
+scaled cosines, features are held to the direction that the network before the task gave them, with the weight
+``distillation_weight * sqrt(n_old / n_new)``, and the cosine of an exemplar's class is to exceed the largest ones of
+new classes by a margin.
+
+Differs from the official code in:
+  - Rows of new classes are drawn, not set to the mean features of the class.
+  - The margin is averaged over all images of a step, those of new classes counting nothing; the code averages over
+    exemplars alone.
+  - The network keeps its last ReLU, as any backbone does, and has no fine-tuning on exemplars.
+  - Herding takes the running mean nearest to the class's, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vbm_ptm.backbones import Backbone
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.heads import CosineHead
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.teacher import Teacher
+from vbm_ptm.replay import ExemplarSet, Rehearsal
+
+
+class UCIRConfig(LearnerConfig):
+    """Settings of UCIR; the defaults are the official ones.
+
+    Attributes:
+        capacity: Exemplars in all, divided equally among the classes; 0 for none.
+        distillation_weight: Weight of the change of direction, before the factor by the numbers of classes.
+        margin: By which cosines of an exemplar's class shall exceed those of new classes.
+        num_rivals: New classes that an exemplar's class is compared with.
+        margin_weight: Weight of the margin.
+    """
+
+    name: str = "ucir"
+    capacity: int = Field(default=2000, ge=0)
+    distillation_weight: float = Field(default=5.0, ge=0)
+    margin: float = Field(default=0.5, ge=0)
+    num_rivals: int = Field(default=2, ge=1)
+    margin_weight: float = Field(default=1.0, ge=0)
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """Exemplars among the training images."""
+        return Rehearsal("merged", self.capacity)
+
+
+class UCIR(Learner):
+    """Backbone and a cosine classifier, a teacher of features and exemplars."""
+
+    config_class = UCIRConfig
+    trained_parts = "backbone, cosine head"
+    backbone_class = Backbone
+    takes_domains = False
+
+    def __init__(self, backbone: Backbone, config: UCIRConfig, *, num_tasks: int) -> None:
+        super().__init__(backbone, config, num_tasks=num_tasks)
+        self.backbone.requires_grad_(True)
+        self.head = CosineHead(backbone.width, 0)
+        self.exemplars = ExemplarSet(config.capacity)
+        self.teacher: Teacher | None = None
+
+    def begin_task(self, task: Task) -> None:
+        """Keep the backbone as the teacher, and add columns."""
+        super().begin_task(task)
+        self.teacher = Teacher(self.backbone, nn.Identity()) if task.index else None
+        self.head.widen(task.num_seen_classes)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the backbone and the head."""
+        return [
+            ParameterGroup("backbone", list(self.backbone.parameters())),
+            ParameterGroup("head", list(self.head.parameters())),
+        ]
+
+    def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
+        """Return logits (N, seen), and of each image the change of direction and the missing margin."""
+        features = self.backbone.features(images)
+        logits, auxiliary = self.head(features), {}
+        if self.teacher is not None:
+            known, config = self.num_known_classes, self.config
+            weight = config.distillation_weight * math.sqrt(known / (self.num_seen_classes - known))
+            auxiliary["direction"] = weight * (1 - F.cosine_similarity(features, self.teacher(images)))
+            auxiliary["margin"] = config.margin_weight * missing_margin(
+                logits / self.head.scale,
+                labels,
+                num_known=known,
+                margin=config.margin,
+                num_rivals=config.num_rivals,
+            )
+        return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), auxiliary)
+
+    def rehearsed_rows(self) -> Tensor:
+        """Return the rows of the exemplars."""
+        return self.exemplars.rows
+
+    def end_task(self, task: Task, features: Features) -> None:
+        """Choose the task's exemplars."""
+        self.teacher = None
+        if self.config.capacity:
+            self.exemplars.add(*features(), task=task.index)
+
+    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
+        """The teacher is gone."""
+        super().allocate(task, shapes)
+        self.teacher = None
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        """Return logits (N, seen)."""
+        scores: Tensor = self.head(self.query(images) if query is None else query)
+        return scores
+
+
+def missing_margin(
+    cosines: Tensor, labels: Tensor, *, num_known: int, margin: float, num_rivals: int
+) -> Tensor:
+    """Return how much of the margin an image (N,) of a known class lacks to its rivals, on average; 0 for the others.
+
+    Args:
+        cosines: (N, K).
+        labels: (N,) columns.
+        num_known: Columns of earlier classes, which come first.
+        margin: What is asked.
+        num_rivals: New classes with the largest cosines that count.
+    """
+    new = cosines[:, num_known:]
+    rivals = new.topk(min(num_rivals, new.shape[1]), dim=1).values
+    missing = (margin - cosines.gather(1, labels[:, None]) + rivals).clamp(min=0).mean(1)
+    return missing * (labels < num_known)
