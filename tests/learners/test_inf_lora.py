@@ -157,6 +157,7 @@ def test_inf_lora__a_trained_update_leaves_inputs_alone_whose_directions_are_kep
         assert 1 <= count <= 24
         assert float(update().detach().abs().max()) > 1e-3
         torch.testing.assert_close(update() @ kept, torch.zeros(96, count), atol=1e-6, rtol=0)
+        torch.testing.assert_close(update.down @ update.down.T, torch.eye(4) / 3, atol=1e-6, rtol=0)
 
 
 def test_inf_lora__looks_at_the_inputs_of_attention_of_the_network_as_it_is(build: Build, train: Any) -> None:
