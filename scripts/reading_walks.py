@@ -88,6 +88,7 @@ SLCA = Walk(
         "engine.readings": "losses on their way to the log",
         "engine.recipe": "settings of training as one object",
         "engine.replay_planner": "only of learners with a buffer",
+        "engine.tracker_figures": "pictures for trackers",
         "engine.tracking": "log and progress",
         "engine.view_queries": "only of prompts",
         "engine.visits": "how often a sample has been seen",

@@ -31,6 +31,7 @@ from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.replay_planner import ReplayPlanner, buffer_bytes, buffer_report
 from vbm_ptm.engine.task_training import TaskTraining
+from vbm_ptm.engine.tracker_figures import log_figures
 from vbm_ptm.engine.tracking import ProgressDisplay, RunLog
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Features, Learner
@@ -140,12 +141,8 @@ class Trainer:
         remaining = self.benchmark.scenario.tasks[len(self.records) :]
         steps = [self._steps_of(task) for task in remaining]
         if self._resumed is None and len(self.records) == self.benchmark.first_task:
-            self.log.write(
-                "plan",
-                first_task=self.benchmark.first_task,
-                epochs=self.recipe.optimization.epochs,
-                steps=steps,
-            )
+            epochs = self.recipe.optimization.epochs
+            self.log.write("plan", first_task=self.benchmark.first_task, epochs=epochs, steps=steps)
         if self.records and remaining:
             self.stop.check_after_task(len(self.records) - 1)
         with ProgressDisplay(
@@ -237,6 +234,7 @@ class Trainer:
         self.log.write("task", accuracy=accuracy, **asdict(record))
         if accuracy is not None:
             self.accelerator.log({"accuracy_over_seen_classes": accuracy}, step=self._tracker_step())
+        log_figures(self.accelerator, self.matrix, step=self._tracker_step())
         display.line(self._task_line(task, record, accuracy))
         if self.store:
             self.log.sync()
