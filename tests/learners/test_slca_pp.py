@@ -18,7 +18,12 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners import create_learner
 from vbm_ptm.learners.base import Learner
-from vbm_ptm.learners.slca_pp import draw_factors, leading_directions, scaled_logits
+from vbm_ptm.learners.slca_pp import (
+    SLCAPlusPlusConfig,
+    draw_factors,
+    leading_directions,
+    scaled_logits,
+)
 from vbm_ptm.randomness import seeded
 
 Build = Callable[..., Learner]
@@ -134,3 +139,11 @@ def test_slca_pp__loss_is_the_symmetric_cross_entropy(build: Build, plain: float
     )
     total = F.cross_entropy(output.logits, labels, reduction="none") + sum(output.auxiliary.values())
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_task_notes__tell_of_normalised_logits_with_one_class_a_task() -> None:
+    one, two = Task(3, (6,), (6,), 7), Task(3, (6, 7), (6, 7), 8)
+    (note,) = SLCAPlusPlusConfig().task_notes(one)
+    assert note.startswith("task 3 adds one class")
+    assert SLCAPlusPlusConfig().task_notes(two) == []
+    assert SLCAPlusPlusConfig(logit_normalization_temperature=1).task_notes(one) == []

@@ -27,7 +27,13 @@ from vbm_ptm.backbones import PromptableViT, evaluating
 from vbm_ptm.backbones.adaptations import LowRank, LowRankUpdates
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.alignment import align, class_gaussians, gaussians_of, gaussians_size
+from vbm_ptm.learners.alignment import (
+    align,
+    class_gaussians,
+    gaussians_of,
+    gaussians_size,
+    notes_on_normalization,
+)
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
 from vbm_ptm.learners.drift import Drift, DriftConfig
 from vbm_ptm.losses import logit_normalized_cross_entropy, symmetric_cross_entropy_terms
@@ -62,6 +68,12 @@ class SLCAPlusPlusConfig(DriftConfig):
     reverse_weight: float = Field(default=0.1, ge=0)
     age_scale: float = Field(default=0.02, ge=0)
     logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
+
+    def task_notes(self, task: Task) -> list[str]:
+        """Warn of logit normalisation in a task of one class."""
+        if self.logit_normalization_temperature is None or self.logit_normalization_temperature >= 1:
+            return []
+        return notes_on_normalization(task, remedy="learner.logit_normalization_temperature=1 softens it")
 
 
 class SLCAPlusPlus(Learner):

@@ -1,0 +1,64 @@
+"""The soak in its shortest form, with real processes, and that it sees what it looks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "soak.py"
+
+
+@pytest.fixture(name="soak")
+def _soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return scripts/soak.py as a module."""
+    spec = importlib.util.spec_from_file_location("soak", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "soak", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_soak__of_two_learners_and_three_tasks(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--tasks", "3", "--learners", "nearest_mean,er"]
+    done = subprocess.run(
+        [*command, "--workers", "2", "--limit", "240", "--json", str(tmp_path / "seen.json")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("flat, nothing left") == 2
+    for seen in json.loads((tmp_path / "seen.json").read_text()):
+        assert (seen["code"], len(seen["main_kib"]), len(seen["stored_kib"])) == (0, 3, 3)
+        assert min(seen["main_kib"]) > 0
+        assert max(seen["worker_kib"]) > 0
+
+
+def test_problems__are_growth_hangs_failures_and_what_is_left(soak: ModuleType) -> None:
+    kib = [900_000] * 10
+    fine = soak.Soak("er", 2, code=0, main_kib=kib, worker_kib=kib, stored_kib=[5.0] * 10)
+    assert fine.problems(10) == []
+    leaking = [900_000 + 200 * task for task in range(10)]
+    assert soak.slope(leaking) == 200
+    assert soak.Soak("er", 2, code=0, main_kib=leaking, worker_kib=kib).problems(10) == [
+        "main process: grows by 200 KiB a task"
+    ]
+    known = [200.0 * task for task in range(10)]
+    assert (
+        soak.Soak("er", 2, code=0, main_kib=leaking, worker_kib=leaking, stored_kib=known).problems(10) == []
+    )
+    assert soak.Soak("er", 2, code=None, main_kib=kib).problems(10) == ["hangs"]
+    assert soak.Soak("er", 2, code=1).problems(10) == ["exit code 1"]
+    assert soak.Soak("er", 2, code=0, main_kib=kib[:9]).problems(10) == ["9 tasks of 10"]
+    assert soak.Soak("er", 2, code=0, main_kib=kib, left=["1 processes left"]).problems(10) == [
+        "1 processes left"
+    ]
