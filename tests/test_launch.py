@@ -32,13 +32,14 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_is_main_process__is_rank_0_or_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_main_process()
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("RANK", "0")
     assert is_main_process()
     monkeypatch.setenv("RANK", "1")
     assert not is_main_process()
 
 
-@pytest.mark.parametrize("world_size", [None, "1", ""])
+@pytest.mark.parametrize("world_size", [None, "1", "", "2", "abc"])
 def test_is_main_process__is_a_process_of_its_own_whatever_a_shell_still_holds(
     world_size: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_is_main_process__is_a_process_of_its_own_whatever_a_shell_still_holds(
 def test_num_processes__is_one_without_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_processes() == 1
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     assert num_processes() == 4
 
 
@@ -70,6 +72,7 @@ def test_launch_problems__tell_of_copies_that_do_not_know_each_other(
 def test_num_nodes__follows_from_the_processes_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_nodes() == 1
     monkeypatch.setenv("WORLD_SIZE", "5")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     assert num_nodes() == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert num_nodes() == 3
@@ -106,6 +109,7 @@ def test_main__marks_what_another_rank_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     for rank, mark in (("0", ""), ("3", "rank 3: ")):
         monkeypatch.setenv("RANK", rank)
         assert main(["train", "--dataset", "nowhere", "--learner", "slca"]) == 2

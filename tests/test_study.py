@@ -188,6 +188,7 @@ def test_execute__a_failure_on_one_of_several_ranks_ends_the_study(
     planned[0].output.parent.mkdir(parents=True)
     planned[0].output.write_text("in the way")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(UsageError, match="is a file"):
         execute(planned, output=tmp_path)
     assert not planned[1].output.exists()

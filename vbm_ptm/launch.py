@@ -37,8 +37,11 @@ def rank_prefix() -> str:
 
 
 def num_processes() -> int:
-    """Return the number of ranks that were launched together."""
-    return _integer("WORLD_SIZE") or 1
+    """Return the number of ranks that were launched together.
+
+    Without LOCAL_RANK, which every launcher sets, Accelerate makes no group, whatever a shell still holds.
+    """
+    return (_integer("WORLD_SIZE") or 1) if _is_rank() else 1
 
 
 def num_nodes() -> int:
@@ -150,7 +153,7 @@ def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:
         mixed_precision: What the run computes in.
     """
     problems = []
-    asked_for = max(num_processes(), *map(_integer, _NUM_COPIES))
+    asked_for = max(_integer("WORLD_SIZE"), *map(_integer, _NUM_COPIES))
     asked_precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
     # With --num_processes but without --multi_gpu Accelerate starts one process, and tells it where to meet the others.
     has_lost_others = num_ranks == 1 and asked_precision is not None and "MASTER_ADDR" in os.environ
@@ -171,6 +174,10 @@ def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:
             "optimization.gradient_accumulation_steps."
         )
     return problems
+
+
+def _is_rank() -> bool:
+    return os.environ.get("LOCAL_RANK", "-1") not in ("", "-1")
 
 
 def _integer(name: str) -> int:

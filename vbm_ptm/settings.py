@@ -15,8 +15,10 @@ def absolute(path: Path | str) -> Path:
     A ``~`` at its beginning is a home; ``./~x`` is a file of that name.
 
     Raises:
-        ValueError: It begins with ``~name``, and there is no such user.
+        ValueError: It is empty, or begins with ``~name`` and there is no such user.
     """
+    if not str(path).strip():
+        raise ValueError("a path is empty, which would be the current directory; '.' is that")
     expanded = os.path.expanduser(path)
     if str(path).startswith("~") and str(expanded) == str(path):
         raise ValueError(

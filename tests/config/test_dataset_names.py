@@ -132,3 +132,13 @@ def test_path__of_a_tilde_is_a_home_and_of_a_dot_is_not(
     assert resolve_dataset("./~x").place == tmp_path / "~x"
     with pytest.raises(UsageError, match=r"\./~nobody_here"):
         resolve_dataset("~nobody_here")
+
+
+@pytest.mark.parametrize("key", ["dataset.path", "dataset.split_file", "backbone.checkpoint"])
+def test_path__that_is_empty_is_not_the_current_directory(key: str) -> None:
+    """As where a variable of the shell is not set."""
+    composed = compose(
+        dataset="digits", learner="nearest_mean", overrides=["scenario.num_tasks=2", f"{key}="]
+    )
+    with pytest.raises(UsageError, match=f"{key}.*empty"):
+        composed.validate()

@@ -211,6 +211,13 @@ def test_claimed__waits_for_the_loader_workers_of_a_run_that_was_killed(
         assert (written.path / ".lock").read_text() == str(os.getpid())
 
 
+@pytest.mark.parametrize("text", ["", "{}", "dataset: {name: a}"])
+def test_config__that_has_lost_its_text_is_called_damaged(text: str, written: RunDirectory) -> None:
+    (written.path / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"config\.yaml is damaged.*result\.json"):
+        written.config()
+
+
 def test_config__stored_without_a_precision_was_in_fp32(written: RunDirectory, config: RunConfig) -> None:
     file = written.path / "config.yaml"
     file.write_text(file.read_text().replace("  mixed_precision: 'no'\n", ""))

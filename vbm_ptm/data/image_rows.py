@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +66,7 @@ class ImageRows:
         chunk, table = self._chunks[number]
         value: dict[str, Any] | None = chunk[row - int(self._starts[number])].as_py()
         if value and table.folder and value["bytes"] is None and value["path"]:
-            value["path"] = os.path.join(table.folder, value["path"])
+            value["path"] = _file_at(value["path"], table.folder)
         return {"image": value}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,7 +95,7 @@ class ImageRows:
 
     def files(self) -> list[str | None]:
         """Return (N,) the path at which every row's file is looked for."""
-        return self._paths(lambda path, prefix: os.path.join(prefix, path))
+        return self._paths(_file_at)
 
     def _paths(self, of: Callable[[str, str], str]) -> list[str | None]:
         found: list[str | None] = []
@@ -115,6 +117,18 @@ class ImageRows:
 
     def _taken(self, parts: Sequence[NDArray[Any]], dtype: type) -> NDArray[Any]:
         return np.concatenate([*parts, np.empty(0, dtype)])[self.positions].astype(dtype)
+
+
+def _file_at(path: str, folder: Path | str) -> str:
+    """Return where a path of a table lies: addresses stay as they are, backslashes may be those of another system."""
+    if path.startswith("file://"):
+        return url2pathname(urlsplit(path).path)
+    if "://" in path:
+        return path
+    found = os.path.join(folder, path)
+    if "\\" in path and not os.path.exists(found):
+        return os.path.join(folder, path.replace("\\", "/"))
+    return found
 
 
 def content_ids(images: pa.StructArray) -> list[str | None]:

@@ -64,7 +64,12 @@ class RunDirectory:
             UsageError: There is none, it is not valid, or an item would make it another run.
         """
         file = self._require_config()
-        composed = stored_config(read_yaml(file), str(file))
+        tree = read_yaml(file)
+        if not {"dataset", "learner"} <= tree.keys():
+            raise UsageError(
+                f"{file} is damaged: it does not say what was learned. The same stands in result.json under 'config'."
+            )
+        composed = stored_config(tree, str(file))
         for item in overrides:
             if not is_within(item.partition("=")[0].strip(), FREE_IN_USE):
                 raise UsageError(

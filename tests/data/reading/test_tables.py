@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import pickle
@@ -153,6 +154,14 @@ def test_tables__in_other_folders_are_pointed_at(tmp_path: Path) -> None:
     assert "dataset.path" in said
 
 
+def test_tables__cut_by_the_names_of_folders_are_refused_with_the_column(tmp_path: Path) -> None:
+    for name in "ab":
+        write_table(tmp_path / f"train/label={name}/part-0.parquet", [0] * 3)
+    said = refusal(tmp_path)
+    assert "'train/label=a'" in said
+    assert "the column 'label'" in said
+
+
 # Names, part by part
 
 
@@ -221,7 +230,13 @@ def test_names__are_compared_in_one_unicode_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "class_names"),
-    [([0, 1, -1, -1], None), ([0, 1, -1, None], ["a", "b"]), (["0", "1", "", None], None)],
+    [
+        ([0, 1, -1, -1], None),
+        ([0, 1, -1, None], ["a", "b"]),
+        (["0", "1", "", None], None),
+        ([0, 1, -100, -100], None),
+        (["0", "1", " ", "\n"], None),
+    ],
 )
 def test_rows__without_a_class_are_refused_or_left_out(
     labels: list[Any], class_names: list[str] | None, tmp_path: Path
@@ -233,6 +248,14 @@ def test_rows__without_a_class_are_refused_or_left_out(
     assert len(found.class_names) == 2
     assert found.train.labels.tolist() == [0, 1]
     assert set(named_pixels(found.train, found.class_names)) == {pixels(0), pixels(1)}
+
+
+def test_rows__of_a_part_without_any_class_are_left_out(tmp_path: Path) -> None:
+    write_table(tmp_path / "train-0.parquet", ["a", "b"])
+    write_table(tmp_path / "train-1.parquet", [None, None], first=2)
+    write_table(tmp_path / "test.parquet", ["a", "b"], first=4)
+    assert "2 of 4 rows" in refusal(tmp_path)
+    assert load(tmp_path, on_unlabelled="skip").train.labels.tolist() == [0, 1]
 
 
 def test_test_split__that_is_not_used_is_not_judged(tmp_path: Path) -> None:
@@ -260,6 +283,8 @@ def encoded(number: int) -> bytes:
         (pa.list_(pa.int64()), list),
         (pa.large_list(pa.uint8()), list),
         (pa.struct([("bytes", pa.large_binary())]), lambda content: {"bytes": content}),
+        (pa.string(), lambda content: base64.encodebytes(content).decode()),
+        (pa.string(), lambda content: f"data:image/png;base64,{base64.b64encode(content).decode()}"),
         (
             pa.struct([("path", pa.string()), ("bytes", pa.list_(pa.uint8()))]),
             lambda content: {"bytes": content},
@@ -315,6 +340,13 @@ def test_images__as_nested_lists_of_pixels_are_read(shape: tuple[int, ...], tmp_
     assert np.array_equal(np.asarray(image), wanted)
 
 
+def test_images__of_which_a_row_holds_several_are_refused(tmp_path: Path) -> None:
+    write_table(tmp_path / "all.parquet", ["a", "b"], images=[[encoded(0), encoded(1)], [encoded(2)]])
+    said = refusal(tmp_path / "all.parquet")
+    assert "a row must hold one" in said
+    assert "PNG\r" not in said
+
+
 def test_images__one_pixel_high_are_warned_about(tmp_path: Path) -> None:
     for number in range(4):
         file = tmp_path / "a" / f"{number}.png"
@@ -346,6 +378,24 @@ def test_images__at_relative_paths_lie_beside_their_table(
     assert str(tmp_path / "set" / "img" / "2.png") in said
     assert "no such file" in said
     assert str(tmp_path / "set" / "img" / "2.png") in refusal(tmp_path / "set", verify="auto")
+
+
+@pytest.mark.parametrize("form", ["..\\img\\{}.png", "file://{folder}/img/{}.png"])
+def test_images__at_paths_of_other_systems_are_found(form: str, tmp_path: Path) -> None:
+    (tmp_path / "img").mkdir()
+    for number in range(4):
+        (tmp_path / "img" / f"{number}.png").write_bytes(encoded(number))
+    paths = [form.format(number, folder=tmp_path) for number in range(4)]
+    found = load(write_table(tmp_path / "table/train.parquet", ["a", "a", "b", "b"], images=paths))
+    every = named_pixels(found.train, found.class_names) | named_pixels(found.test, found.class_names)
+    assert every == {pixels(number): "aabb"[number] for number in range(4)}
+
+
+def test_images__at_addresses_are_not_looked_for_here(tmp_path: Path) -> None:
+    addresses = [f"http://nowhere.invalid/{number}.png" for number in range(4)]
+    said = refusal(write_table(tmp_path / "train.parquet", ["a", "b"] * 2, images=addresses))
+    assert f"{tmp_path}/http" not in said
+    assert "'http://nowhere.invalid/0.png'" in said
 
 
 def test_pointers__of_large_files_are_named(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class DatasetSpec(Settings):
             split and the real one is not touched: for tuning.
         num_classes: Checked against what was found.
         expected: Name of a variant -> numbers of images. Other numbers are warned about.
-        on_unlabelled: Refuse tables with rows without a class (missing, -1 or empty), or leave such rows out.
+        on_unlabelled: Refuse tables with rows without a class (missing, negative or empty), or leave such rows out.
         row_names: Rows of tables are told apart by what they hold (content: the split and its hash survive another
             order of the rows, and notice other images), or by their numbers (number: as runs of earlier versions did).
         on_bad_image: Refuse to start with images that cannot be decoded, or leave them out.

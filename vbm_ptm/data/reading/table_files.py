@@ -68,8 +68,15 @@ def find_tables(root: Path, *, train_split: str, test_split: str) -> TableFiles 
 def refuse_tables_below(root: Path) -> None:
     """Raise where tables lie in sub-folders that are no splits."""
     below = sorted(
-        {file.parent for pattern in ("*/*.parquet", "*/data/*.parquet") for file in root.glob(pattern)}
+        {file.parent for pattern in ("*/*.parquet", "*/*/*.parquet") for file in root.glob(pattern)}
     )
+    keys = sorted({folder.name.partition("=")[0] for folder in below if "=" in folder.name})
+    if keys:
+        raise UsageError(
+            f"dataset.path: the tables below '{root}' are cut by a column that only the names of their folders hold, "
+            f"which is not read: {some_names(folder.relative_to(root).as_posix() for folder in below)}. Write a table "
+            f"with the column {some_names(keys)}."
+        )
     if below:
         raise UsageError(
             f"dataset.path: the tables below '{root}' are in folders that are no splits: "

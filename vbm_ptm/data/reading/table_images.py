@@ -5,6 +5,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +19,8 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.stand_ins import describe_stand_in
 
 FORMS = (
-    "encoded images (JPEG, PNG, ...) as binary, as lists of their bytes, or as structures with bytes or path; paths as "
-    "text; or pixels of 0 to 255 as nested lists (height, width) or (height, width, 3)"
+    "encoded images (JPEG, PNG, ...) as binary, as lists of their bytes, or as structures with bytes or path; paths or "
+    "base64 as text; or pixels of 0 to 255 as nested lists (height, width) or (height, width, 3)"
 )
 STRUCTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -47,11 +48,23 @@ def image_structures(column: pa.Array, *, where: str) -> pa.StructArray:
             return _structures(
                 *(pc.struct_field(column, name) if name in names else None for name in ("bytes", "path"))
             )
+        if holds_base64(column):
+            decoded = [text and _decoded(text) for text in column.to_pylist()]
+            return _structures(pa.array(decoded, pa.binary()), None)
         if _is_text(column.type):
             return _structures(None, column)
         return _structures(column, None)
     except (pa.ArrowException, UnicodeDecodeError, TypeError, ValueError) as error:
         raise UsageError(f"{where} holds {column.type}, not images ({error}). Read are {FORMS}.") from error
+
+
+def holds_base64(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether a column holds encoded images as base64, alone or in ``data:`` addresses, by its first value."""
+    first = next((value.as_py() for value in column if value.is_valid), "") if _is_text(column.type) else ""
+    try:
+        return bool(first) and _is_image(_decoded(first))
+    except ValueError:
+        return False
 
 
 def is_mapped(kind: pa.DataType) -> bool:
@@ -99,6 +112,11 @@ def _structures(contents: Any, paths: Any) -> pa.StructArray:
     return pa.StructArray.from_arrays(fields, fields=list(STRUCTURE))
 
 
+def _decoded(text: str) -> bytes:
+    content = text.partition(",")[2] if text.startswith("data:") else text
+    return base64.b64decode("".join(content.split()), validate=True)
+
+
 def _paths(column: pa.Array) -> pa.Array:
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.string())
@@ -115,6 +133,8 @@ def _binary(column: pa.Array) -> pa.Array:
         if pa.types.is_fixed_size_binary(column.type) or _is_binary(column.type):
             return column.cast(pa.binary())
         raise TypeError("neither bytes nor lists of them")
+    if _is_binary(column.type.value_type) or pa.types.is_struct(column.type.value_type):
+        raise TypeError("lists of images, of which a row must hold one")
     if _is_list(column.type.value_type):
         pixels = [None if not row.is_valid else _png(_pixels(row.values)) for row in column]
         return pa.array(pixels, pa.binary())

@@ -28,6 +28,7 @@ from vbm_ptm.data.reading.table_images import (
     FORMS,
     STRUCTURE,
     check_encoded,
+    holds_base64,
     image_structures,
     is_mapped,
 )
@@ -215,7 +216,7 @@ def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColu
     """Read a column of class labels, integers or text.
 
     Integers are named by their digits and ordered by value, text is ordered as text; class labels keep their own
-    order. A missing value, the label -1 and empty text are no names.
+    order. A missing value, a negative number (-1, or -100 as losses ignore it) and blank text are not names.
 
     Raises:
         UsageError: It holds something else.
@@ -225,6 +226,8 @@ def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColu
         values = values.cast(pa.large_string()).combine_chunks()
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if pa.types.is_null(values.type):  # a file in which no row has a label
+        values = values.cast(pa.int64())
     if isinstance(feature, ClassLabel):
         ids = values.cast(pa.int64()).fill_null(_UNLABELLED).to_numpy(zero_copy_only=False)
         outside = int(((ids < _UNLABELLED) | (ids >= feature.num_classes)).sum())
@@ -237,14 +240,15 @@ def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColu
     if pa.types.is_integer(values.type):
         numbers = values.cast(pa.int64()).fill_null(_UNLABELLED).to_numpy(zero_copy_only=False)
         distinct, positions = np.unique(numbers, return_inverse=True)
-        is_name = distinct != _UNLABELLED
+        is_name = distinct >= 0
         places = np.where(is_name, np.cumsum(is_name) - 1, _UNLABELLED)
         return NameColumn("integers", tuple(map(str, distinct[is_name].tolist())), places[positions])
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or _is_view(values.type):
         texts = values.cast(pa.large_string()).fill_null("").to_pylist()
-        spellings = first_written(sorted(set(texts) - {""}))
-        place = {key: position for position, key in enumerate(spellings)} | {"": _UNLABELLED}
-        places_of = {text: place[form(text)] for text in set(texts)}
+        given = sorted(text for text in set(texts) if text.strip())
+        spellings = first_written(given)
+        place = {key: position for position, key in enumerate(spellings)}
+        places_of = dict.fromkeys(texts, _UNLABELLED) | {text: place[form(text)] for text in given}
         return NameColumn(
             "text", tuple(spellings.values()), np.array([places_of[text] for text in texts], dtype=np.int64)
         )
@@ -289,7 +293,7 @@ def _dataset_images(table: Dataset, column: str, where: str) -> Dataset:
     rows = table.select_columns([column])
     if column != "image":
         rows = rows.rename_column(column, "image")
-    if not is_mapped(kind):
+    if not is_mapped(kind) or holds_base64(rows.data.column("image")):
         chunks = [image_structures(chunk, where=where) for chunk in rows.data.column("image").chunks]
         return Dataset(pa.table({"image": pa.chunked_array(chunks, STRUCTURE)}))
     try:
@@ -339,8 +343,8 @@ def _refuse_unlabelled(positions: Integers, column: str, split: str) -> None:
     if count:
         raise UsageError(
             f"column '{column}' of the {split} split has {count} of {len(positions)} rows without a value (missing, "
-            "-1 or empty, which mark unlabelled rows): choose a labelled split, or set dataset.on_unlabelled=skip to "
-            "leave them out."
+            "negative or empty, which mark unlabelled rows): choose a labelled split, or set "
+            "dataset.on_unlabelled=skip to leave them out."
         )
 
 
