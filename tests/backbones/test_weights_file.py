@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vbm_ptm.backbones.weights_file import check_finite, check_weights_file, read_state_dict
+from vbm_ptm.backbones.weights_file import check_finite, check_match, check_weights_file, read_state_dict
 from vbm_ptm.errors import UsageError
 
 LAST, AVERAGED = {"weight": torch.zeros(2)}, {"weight": torch.ones(2)}
@@ -92,3 +92,28 @@ def test_check_finite__names_tensors_that_hold_no_numbers(number: float) -> None
         check_finite(_Model(torch.tensor([0.0, number])), Path("w.pth"))
     assert "w.pth" in str(raised.value)
     check_finite(_Model(torch.zeros(2)), Path("w.pth"))
+
+
+def test_check_finite__refuses_matrices_of_zeros_alone() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    nn.init.zeros_(model[0].weight)
+    check_finite(model, Path("w.pth"))
+    nn.init.zeros_(model[1].weight)
+    with pytest.raises(UsageError, match=r"'w\.pth' holds zeros alone"):
+        check_finite(model, Path("w.pth"))
+
+
+def test_check_match__refuses_integers_for_real_numbers() -> None:
+    own = {"weight": torch.zeros(2), "count": torch.tensor(3)}
+    halves = {"weight": torch.zeros(2, dtype=torch.float16), "count": torch.tensor(3, dtype=torch.int32)}
+    check_match(halves, own, path=Path("w.pth"), name="model")
+    with pytest.raises(UsageError, match=r"quantised weights are: weight \(torch\.int8\)"):
+        check_match(
+            halves | {"weight": torch.zeros(2, dtype=torch.int8)}, own, path=Path("w.pth"), name="model"
+        )
+
+
+def test_check_weights_file__names_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "w.pth").touch()
+    with pytest.raises(UsageError, match="is empty"):
+        check_weights_file(tmp_path / "w.pth")

@@ -116,6 +116,18 @@ class TestParameters:
             check_parameters(learner)
         assert len(caught.value.problems) == 2
 
+    def test_check__names_a_parameter_that_is_registered_twice(
+        self, own: Callable[..., Own], benchmark_of_three: Benchmark
+    ) -> None:
+        learner = own()
+        learner.begin_task(benchmark_of_three.scenario.tasks[0])
+        check_parameters(learner)
+        learner.again = nn.ParameterList(heads_of(learner)[:1])
+        with pytest.raises(
+            UsageError, match=r"'heads\.tasks\.0\.weight = again\.0' are one parameter under several"
+        ):
+            check_parameters(learner)
+
 
 class TestTerms:
     @pytest.mark.parametrize(
@@ -256,3 +268,12 @@ def test_broken_scores__let_classes_be_ruled_out() -> None:
     inf = torch.inf
     scores = torch.tensor([[0.0, -inf], [-inf, -inf], [0.0, inf], [torch.nan, 0.0]])
     assert broken_scores(scores).tolist() == [False, False, True, True]
+
+
+def test_predict__of_too_few_classes_is_named(
+    own: Callable[..., Own], benchmark_of_three: Benchmark, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict = LinearProbe.predict
+    monkeypatch.setattr(Own, "predict", lambda *arguments: predict(*arguments)[:, :1])
+    with pytest.raises(UsageError, match=r"scores of shape \(\d+, 1\) for \d+ images and \d+ classes"):
+        new_run(own(), benchmark_of_three).trainer.fit()

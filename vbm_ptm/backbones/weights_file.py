@@ -45,7 +45,10 @@ def check_weights_file(path: Path) -> None:
             "--set backbone.checkpoint=FILE."
         )
     with path.open("rb") as file:
-        stand_in = describe_stand_in(file.read(STAND_IN_BYTES))
+        start = file.read(STAND_IN_BYTES)
+    if not start:
+        raise UsageError(f"backbone.checkpoint '{path}' is empty: fetch the file again.")
+    stand_in = describe_stand_in(start)
     if stand_in:
         raise UsageError(f"backbone.checkpoint '{path}' is {stand_in}.")
 
@@ -150,7 +153,7 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
         name: The model.
 
     Raises:
-        UsageError: One is missing, unknown to the model or of another shape.
+        UsageError: One is missing, unknown to the model, of another shape, or holds integers for real numbers.
     """
     problems = []
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -165,6 +168,13 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
     ]
     if differing:
         problems.append(f"of another shape: {some_keys(differing)}")
+    integers = [
+        f"{key} ({state[key].dtype})"
+        for key, tensor in own.items()
+        if key in state and tensor.is_floating_point() and not state[key].is_floating_point()
+    ]
+    if integers:
+        problems.append(f"integers in place of real numbers, as quantised weights are: {some_keys(integers)}")
     if problems:
         raise UsageError(
             f"weights file '{path}' does not match '{name}'; nothing was loaded.",
@@ -174,11 +184,14 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
 
 
 def check_finite(model: nn.Module, path: Path) -> None:
-    """Make sure that a model filled from a file holds numbers alone.
+    """Make sure that a model filled from a file holds numbers alone, and not zeros alone.
 
     Raises:
-        UsageError: Weights are NaN or infinite.
+        UsageError: Weights are NaN or infinite, or all matrices are zero.
     """
+    matrices = [tensor for tensor in model.state_dict().values() if tensor.dim() > 1]
+    if matrices and not any(bool(tensor.any()) for tensor in matrices):
+        raise UsageError(f"weights file '{path}' holds zeros alone: it was written before it was filled.")
     broken = [
         f"{name} ({int((~tensor.isfinite()).sum()):,} of {tensor.numel():,})"
         for name, tensor in model.state_dict().items()

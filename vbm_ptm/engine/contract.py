@@ -55,6 +55,11 @@ def check_parameters(learner: Learner) -> None:
         "are groups with parameters that are not the learner's own, which no checkpoint would hold": [
             group for group, parameter in grouped if id(parameter) not in name_of
         ],
+        "are one parameter under several names, which no checkpoint can hold; register it once": [
+            f"{name_of[id(parameter)]} = {name}"
+            for name, parameter in learner.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad and name_of[id(parameter)] != name
+        ],
         "are names of more than one group": [name for name, count in names.items() if count > 1],
     }
     problems = [
@@ -172,6 +177,19 @@ def check_finite(tensors: Mapping[str, Tensor], *, when: str) -> None:
         raise FloatingPointError(
             f"{when} {len(broken)} tensors of the learner are not finite: {some_names(broken, limit=5)}. Finished "
             "tasks are saved; lower optimization.learning_rate."
+        )
+
+
+def check_scores(scores: Tensor, *, num_images: int, num_classes: int) -> None:
+    """Refuse predictions that are not a score for every class seen so far.
+
+    Raises:
+        UsageError: They have another shape than (N, seen).
+    """
+    if scores.shape != (num_images, num_classes):
+        raise UsageError(
+            f"Learner.predict returned scores of shape {tuple(scores.shape)} for {num_images} images and {num_classes} "
+            f"classes seen; it returns ({num_images}, {num_classes}), -inf for classes that it rules out."
         )
 
 

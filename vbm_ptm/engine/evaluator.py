@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.contract import broken_scores
+from vbm_ptm.engine.contract import broken_scores, check_scores
 from vbm_ptm.engine.query_cache import QueryCache
 from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
@@ -104,6 +104,7 @@ class Evaluator:
                 scores = learner.predict(batch.images, batch.query).float().cpu()
                 if _has_expert(learner, task):
                     own = learner.predict_task(batch.images, task).float().cpu()
+            check_scores(scores, num_images=len(batch.rows), num_classes=learner.num_seen_classes)
             for each in (scores,) if own is None else (scores, own):
                 broken += batch.rows[broken_scores(each)].tolist()
             cells[batch.position] += _count(learner, task, scores, batch.labels, own)
