@@ -478,6 +478,21 @@ def test_copy__is_made_once_of_a_file_that_is_touched_or_moved(tmp_path: Path, c
     assert len([*cache.rglob("*.arrow")]) == 1
 
 
+@pytest.mark.parametrize("length", [0, 100, -50])
+def test_copy__that_is_damaged_is_made_anew(
+    length: int, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_table(tmp_path / "train.parquet", ["a", "b"] * 3)
+    load(file)
+    (copy,) = (cache / "vbm_ptm").glob("*.arrow")
+    whole = copy.read_bytes()
+    copy.write_bytes(whole[:length])
+    found = load(file)
+    assert len(found.train) + len(found.test) == 6
+    assert f"'{copy}' is damaged" in caplog.text
+    assert copy.read_bytes() == whole
+
+
 def test_copy__that_cannot_be_written_is_held_in_memory(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,7 +25,7 @@ from datasets import Dataset
 logger = logging.getLogger(__name__)
 
 # Another number where copies are made in another way.
-_VERSION = 1
+_VERSION = 2
 _LOCK_SECONDS = 600.0
 # A file that was written this short a time before it was hashed may have been written again since, at the same time.
 _SETTLED_NS = 2 * 10**9
@@ -42,15 +42,21 @@ def copies_bytes() -> int:
 
 
 def copied(
-    file: Path, column: str, *, schema: pa.Schema, batches: Callable[[], Iterable[pa.RecordBatch]]
+    file: Path,
+    column: str,
+    *,
+    num_rows: int,
+    schema: pa.Schema,
+    batches: Callable[[], Iterable[pa.RecordBatch]],
 ) -> Dataset:
-    """Return the copy of a column of a file, which is made where there is none.
+    """Return the copy of a column of a file, which is made where there is none, or a damaged one.
 
     Where none can be written, the column is held in memory.
 
     Args:
         file: What it is a copy of.
         column: Name of the column.
+        num_rows: Its rows.
         schema: Of the copy.
         batches: Reads the column.
     """
@@ -60,9 +66,11 @@ def copied(
         name = hashlib.sha256(json.dumps([_VERSION, _sha256(file, folder), column]).encode()).hexdigest()[:40]
         copy = folder / f"{name}.arrow"
         with _alone(folder / f"{name}.lock"):
-            if not copy.exists():
+            found = _read(copy, num_rows) if copy.exists() else None
+            if found is None:
                 _write(copy, schema, batches())
-            return Dataset.from_file(str(copy))
+                found = Dataset.from_file(str(copy))
+            return found
     except OSError as error:
         if isinstance(error, pa.ArrowException):
             raise
@@ -72,6 +80,16 @@ def copied(
             *(file, copies_folder(), error.strerror or error),
         )
         return Dataset(pa.Table.from_batches(batches(), schema))
+
+
+def _read(copy: Path, num_rows: int) -> Dataset | None:
+    """Return a copy; None where it is damaged."""
+    with suppress(pa.ArrowException, OSError):
+        found = Dataset.from_file(str(copy))
+        if len(found) == num_rows:
+            return found
+    logger.warning("the copy '%s' is damaged, and is made anew", copy)
+    return None
 
 
 def _write(copy: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

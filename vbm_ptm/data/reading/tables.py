@@ -269,9 +269,9 @@ def _features(schema: pa.Schema) -> Features:
 
 def _parquet_images(file: Path, column: str) -> Dataset:
     """Return a column of images with the ``content_id`` of each."""
+    parquet = pq.ParquetFile(file)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        parquet = pq.ParquetFile(file)
         size = sum(
             parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)
         )
@@ -284,7 +284,7 @@ def _parquet_images(file: Path, column: str) -> Dataset:
             )
 
     schema = pa.schema([pa.field("image", STRUCTURE), pa.field("content", pa.string())])
-    return copied(file, column, schema=schema, batches=batches)
+    return copied(file, column, num_rows=parquet.metadata.num_rows, schema=schema, batches=batches)
 
 
 def _dataset_images(table: Dataset, column: str, where: str) -> Dataset:
