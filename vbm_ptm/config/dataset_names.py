@@ -42,7 +42,7 @@ def resolve_dataset(given: str) -> DatasetName:
         UsageError: It is none of these.
     """
     try:
-        path = absolute(given)
+        path = absolute(given if given.strip() else ".")
     except ValueError as error:
         raise UsageError(f"--dataset: {error}.") from None
     is_yaml = given.endswith((".yaml", ".yml")) and not path.is_dir()
@@ -59,7 +59,7 @@ def resolve_dataset(given: str) -> DatasetName:
         )
     if file is not None:
         return DatasetName(file=file)
-    if given and (path.exists() or "/" in given or path.suffix):
+    if given.strip() and (path.exists() or "/" in given or path.suffix):
         return DatasetName(place=path)
     raise UsageError(
         unknown_name("data set", given, list_configs("datasets"))
