@@ -41,6 +41,7 @@ def test_own_adapter__is_short() -> None:
     assert len(block("python").splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_own_adapter__trains_goes_on_and_evaluates(
     slow_adapter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

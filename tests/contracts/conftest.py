@@ -60,7 +60,16 @@ def tiny_backbone(learner_name: str) -> PromptableViT:
     return PromptableViT(vit)
 
 
-@pytest.fixture(scope="session", params=list_learners())
+# Parts of what der_pp and dualprompt do: the full tier walks them too.
+VARIANTS = ("dark_er", "er", "s_prompt_pp")
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in list_learners()
+    ],
+)
 def learner_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

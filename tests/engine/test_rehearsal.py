@@ -63,7 +63,7 @@ def stop_in(run: Any, *, task: int, step: int) -> None:
         run.trainer.fit()
 
 
-@pytest.mark.parametrize("num_views", [1, 2])
+@pytest.mark.parametrize("num_views", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_fit__reads_no_image_outside_the_task_and_the_buffer(
     stream: Callable[[], Learner],
     benchmark_of_three: Benchmark,
@@ -137,6 +137,7 @@ def test_fit__goes_on_with_the_same_buffer_and_draws(
     assert reports[0] == reports[1]
 
 
+@pytest.mark.slow
 def test_fit__brings_the_same_draws_through_workers(
     stream: Callable[[], Learner], benchmark_of_three: Benchmark, new_run: Callable[..., Any]
 ) -> None:

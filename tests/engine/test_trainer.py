@@ -76,7 +76,7 @@ def stopped_at(learner: Learner, task: int, step: int | None) -> None:
 
 
 class TestCounts:
-    @pytest.mark.parametrize("num_views", [1, 2, 4])
+    @pytest.mark.parametrize("num_views", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
     def test_fit__visits_each_sample_once_per_cycle(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun, num_views: int
     ) -> None:
@@ -115,7 +115,10 @@ class TestCounts:
         assert {step["views"] for step in steps} == {1}
         assert "consistency" not in steps[0]
 
-    @pytest.mark.parametrize(("learner", "roles"), [("l2p", ("query", "pull")), ("dualprompt", ("pull",))])
+    @pytest.mark.parametrize(
+        ("learner", "roles"),
+        [("l2p", ("query", "pull")), pytest.param("dualprompt", ("pull",), marks=pytest.mark.slow)],
+    )
     def test_fit__the_weak_view_may_choose_and_pull_for_its_group(
         self,
         benchmark_of_three: Benchmark,
@@ -165,7 +168,7 @@ class TestCounts:
         assert [event["parameters"]["heads"] for event in begun] == [2 * 49] * 3
         assert [event["parameters"]["frozen"] for event in begun] == [0, 2 * 49, 4 * 49]
 
-    @pytest.mark.parametrize("limit", [1, 2, 3, 100])
+    @pytest.mark.parametrize("limit", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 100))])
     def test_fit__stops_each_task_at_the_limit(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun, limit: int
     ) -> None:
