@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import huggingface_hub
@@ -144,9 +145,8 @@ def list_backbones() -> list[str]:
 
 
 def _probe(name: str, resolved: str) -> VisionTransformer:
-    """Build a model without memory for its weights, to see early whether it can be used."""
-    with torch.device("meta"):
-        probe = timm.create_model(resolved, num_classes=0)
+    """Return a model without memory for its weights, to see early whether it can be used. It is to be read only."""
+    probe = _without_memory(resolved)
     problems = unsupported_attributes(probe)
     if problems:
         raise UsageError(
@@ -155,6 +155,13 @@ def _probe(name: str, resolved: str) -> VisionTransformer:
         )
     assert isinstance(probe, VisionTransformer)
     return probe
+
+
+@cache
+def _without_memory(name: str) -> torch.nn.Module:
+    with torch.device("meta"):
+        model: torch.nn.Module = timm.create_model(name, num_classes=0)
+    return model
 
 
 def resolve_name(name: str) -> tuple[str, list[str]]:

@@ -106,15 +106,16 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
         config.scenario, class_names=outline.class_names, labels=train.labels, domains=train.domains
     )
     recipe = build_recipe(config)
+    tested = {
+        task.index: len(scenario.rows_of(task, test.labels, test.domains))
+        for task in scenario.evaluation_tasks
+    }
     num_steps = num_images = num_viewed = 0
     cells: list[tuple[int, int]] = []
     for task in scenario.tasks:
         rows = scenario.rows_of(task, train.labels, train.domains)
         own = train.labels[rows]
-        num_viewed += len(rows)
-        num_viewed += sum(
-            len(scenario.rows_of(seen, test.labels, test.domains)) for seen in scenario.seen_after(task.index)
-        )
+        num_viewed += len(rows) + sum(tested[seen.index] for seen in scenario.seen_after(task.index))
         if config.learner.trains(task.index):
             classes = trained_classes(config.learner.rehearsal, own, cells)
             workload = recipe.workload(recipe.sampler(classes, task_index=task.index))
