@@ -36,6 +36,7 @@ from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.engine.trainer import Trainer, TrainerConfig
 from vbm_ptm.learners import create_learner
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seeded
 from vbm_ptm.storage.checkpoint import CheckpointStore, read_checkpoint, restore
 from vbm_ptm.storage.save_schedule import SaveSchedule
@@ -57,6 +58,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "slca_pp": {"drift": "linear"},
     "tuna": {"alignment_epochs": 5},
 }
+
+
+def depth_for(learner: str) -> int:
+    """Return how many blocks a learner's defaults need: six where one names blocks behind the second, else two."""
+    fields = learner_class(learner).config_class.model_fields
+    named = [field.default for name, field in fields.items() if name.endswith("blocks")]
+    return 6 if any(isinstance(blocks, tuple) and max(blocks) > 1 for blocks in named) else 2
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from small_runs import depth_for
 from timm.models.vision_transformer import VisionTransformer
 
 from vbm_ptm.backbones import PromptableViT
@@ -42,10 +43,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in refused]
 
 
-# Their prompts go into blocks 0 to 4 by default.
-NEED_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
-
-
 @pytest.fixture(scope="session")
 def tiny_backbone(learner_name: str) -> PromptableViT:
     with seeded(0):
@@ -53,7 +50,7 @@ def tiny_backbone(learner_name: str) -> PromptableViT:
             img_size=32,
             patch_size=8,
             embed_dim=48,
-            depth=6 if learner_name in NEED_SIX_BLOCKS else 2,
+            depth=depth_for(learner_name),
             num_heads=4,
             num_classes=0,
         )

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from launching import become_rank
+from small_runs import depth_for
 from torch import Tensor, nn
 
 from vbm_ptm.cli import main
@@ -21,8 +22,6 @@ from vbm_ptm.engine.acceleration import Precision, build_accelerator, wait_for_r
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners import list_learners, s_iprompt
 from vbm_ptm.learners.base import Learner
-
-NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "s_prompt_pp")
 
 
 def test_build_accelerator__forgets_the_run_before(
@@ -81,7 +80,7 @@ def test_fit__in_bf16_computes_losses_statistics_and_distances_in_float32(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    learner = new_learner(name, num_tasks=2, depth=6 if name in NEEDS_SIX_BLOCKS else 2)
+    learner = new_learner(name, num_tasks=2, depth=depth_for(name))
     products: dict[tuple[str, int], set[torch.dtype]] = {}
     moment = "before"
 

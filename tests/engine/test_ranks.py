@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 import torch.multiprocessing
 from launching import become_rank
+from small_runs import depth_for
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,7 +43,6 @@ from vbm_ptm.runs.measurement import Measurement
 
 pytestmark = pytest.mark.distributed
 
-NEEDS_SIX_BLOCKS = ("coda_prompt", "dualprompt", "hide_prompt", "s_prompt_pp")
 # With batch norm.
 ON_RESNET = ("finetune", "er", "agem", "fdr", "icarl", "der_pp", "lwf", "expandable", "tcil")
 QUICK: dict[str, dict[str, Any]] = {
@@ -116,7 +116,7 @@ def fit(
             )
             learner = new_learner(
                 cell.learner,
-                depth=6 if cell.learner in NEEDS_SIX_BLOCKS else 2,
+                depth=depth_for(cell.learner),
                 on_resnet=cell.on_resnet,
                 **settings,
             )
