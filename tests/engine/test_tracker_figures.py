@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from vbm_ptm.analysis.retention import matrix_figure
 from vbm_ptm.engine.acceleration import build_accelerator, finish_trackers, start_trackers
 from vbm_ptm.engine.tracker_figures import log_figures, pixels
+from vbm_ptm.experiment import run
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 
 
@@ -64,3 +67,20 @@ def test_log_figures__draw_whatever_a_run_may_have_measured(matrix: AccuracyMatr
 
 def test_log_figures__draw_nothing_without_trackers(tmp_path: Path) -> None:
     log_figures(build_accelerator(device="cpu"), AccuracyMatrix(), step=0)  # an empty matrix cannot be drawn
+
+
+@pytest.mark.slow
+def test_run__gives_figures_to_trackers_after_every_task(
+    toy_tree: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    tree = toy_tree("nearest_mean")
+    tree["trainer"] |= {"trackers": ["tensorboard"]}
+    run(tree, output=tmp_path / "run", is_quiet=True)
+    (folder,) = (tmp_path / "run").rglob("vbm_ptm")
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    for name in ("accuracy matrix", "task evolution"):
+        assert [image.step for image in events.Images(name)] == [
+            event.step for event in events.Scalars("accuracy_over_seen_classes")
+        ]
+        assert len(events.Images(name)) == 3
