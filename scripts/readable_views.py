@@ -29,7 +29,8 @@ from vbm_ptm.backbones import PromptableViT, load_vit
 from vbm_ptm.config.run_config import dataset_spec
 from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.reading.datasets import load_image_dataset
-from vbm_ptm.data.transforms import Normalization, TransformsConfig, ViewTransforms, build_transforms
+from vbm_ptm.data.transforms import TransformsConfig, build_transforms
+from vbm_ptm.data.view_transforms import Normalization, ViewTransforms
 from vbm_ptm.randomness import seed_for, seeded
 
 Integers = npt.NDArray[np.int64]

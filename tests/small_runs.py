@@ -22,18 +22,20 @@ from timm.models.vision_transformer import VisionTransformer
 from vbm_ptm.backbones import BackboneConfig, PromptableViT, load_backbone
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
-from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.data.record import DataRecord
 from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
-from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
+from vbm_ptm.data.transforms import TransformsConfig, build_transforms
 from vbm_ptm.data.view_batch import ViewBatchConfig
+from vbm_ptm.data.view_transforms import ViewTransforms
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.tracking import RunLog
-from vbm_ptm.engine.trainer import Trainer, TrainerConfig
+from vbm_ptm.engine.trainer import Trainer
+from vbm_ptm.engine.trainer_config import TrainerConfig
 from vbm_ptm.learners import create_learner
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
@@ -268,7 +270,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             stop=stop,
         )
         if checkpoint:
-            built.load_state(checkpoint.state, checkpoint.optimizer_tensors())
+            built.progress.load_state(checkpoint.state, checkpoint.optimizer_tensors())
         return Run(built, accelerator, stop, log, directory / "log.jsonl", store)
 
     yield make

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from vbm_ptm.building import build
 from vbm_ptm.config.run_config import compose
-from vbm_ptm.engine.acceleration import build_accelerator
 from vbm_ptm.errors import TrainingInterrupted, UsageError
-from vbm_ptm.experiment import banner, run
+from vbm_ptm.experiment import run
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import evaluate
 
@@ -131,22 +129,6 @@ def test_run__class_sizes_from_one_up_and_unequal_tasks(
     assert result["data"]["test"]["classes_without_images"] == ["class_00"]
     assert [record["num_views"] for record in result["task_records"]] == [2, 2]
     assert evaluate(tmp_path / "run").to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][-1]
-
-
-def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> None:
-    tree = toy_tree("nearest_mean")
-    lines = "\n".join(banner(build(compose(tree=tree).validate()), build_accelerator(device="cpu")))
-    assert "view batch: 2 views (baseline: --set view_batch.num_views=1)" in lines
-    assert "a step has 8 images = 4 groups x 2 views" in lines
-    assert "1 rank on 1 node, device cpu, precision no" in lines
-    assert "72 training and 48 test images, 12 classes in 3 tasks of 4" in lines
-    assert f"data toy (settings of Python): split folder '{tree['dataset']['path']}'" in lines
-    tree["view_batch"]["num_views"] = 1
-    tree["scenario"] = {"task_sizes": [5, 4, 3]}
-    lines = "\n".join(banner(build(compose(tree=tree).validate()), build_accelerator(device="cpu")))
-    assert "view batch: 1 view (the plain baseline), from Python" in lines
-    assert "a step has 8 images = 8 groups x 1 views" in lines
-    assert "12 classes in 3 tasks of 5, 4, 3" in lines
 
 
 def test_run__leaves_a_damaged_checkpoint_out_only_when_asked(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, count_correct
+from vbm_ptm.engine.counting import count_correct
+from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
+from vbm_ptm.storage.summary import summary
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_IMAGES = AccuracyCell(0, 0, 0)
@@ -42,7 +44,7 @@ class TestAccuracyMatrix:
     def test_accuracy_matrix__equals_the_fixture(
         self, golden: dict[str, Any], golden_matrix: AccuracyMatrix
     ) -> None:
-        numbers = golden_matrix.summary()["class_incremental"]["top1"]
+        numbers = summary(golden_matrix)["class_incremental"]["top1"]
         accuracies = golden["accuracy_percent_rows_after_task_cols_task"]
         assert numbers["matrix"] == [[value for value in row if value is not None] for row in accuracies]
         assert numbers["curve"] == pytest.approx(golden["accuracy_after_each_task_sample_weighted"])
@@ -95,19 +97,19 @@ class TestAccuracyMatrix:
                 [NO_IMAGES, AccuracyCell(10, 6, 10), AccuracyCell(30, 30, 30)],
             ]
         )
-        summary = matrix.summary()
-        numbers = summary["class_incremental"]["top1"]
+        named = summary(matrix)
+        numbers = named["class_incremental"]["top1"]
         assert numbers["matrix"] == [[None], [None, 90.0], [None, 60.0, 100.0]]
         assert numbers["curve"] == [None, 90.0, 90.0]
         assert numbers["curve_task_mean"] == [None, 90.0, 80.0]
         assert numbers["average_incremental_accuracy"] == 90.0
         assert numbers["forgetting"] == pytest.approx(30)
         assert numbers["backward_transfer"] == pytest.approx(-30)
-        assert summary["tasks_without_test_images"] == [0]
-        assert "[0]" in summary["note"]
+        assert named["tasks_without_test_images"] == [0]
+        assert "[0]" in named["note"]
 
     def test_accuracy_matrix__without_any_test_image_has_no_numbers(self) -> None:
-        numbers = AccuracyMatrix([[NO_IMAGES], [NO_IMAGES, NO_IMAGES]]).summary()["class_incremental"]["top1"]
+        numbers = summary(AccuracyMatrix([[NO_IMAGES], [NO_IMAGES, NO_IMAGES]]))["class_incremental"]["top1"]
         assert numbers["last_accuracy"] is None
         assert numbers["average_incremental_accuracy"] is None
         assert numbers["forgetting"] is None
@@ -131,11 +133,11 @@ class TestAccuracyMatrix:
         assert matrix.last(top=5) == 85.0
         assert matrix.last(scope="task_incremental") == 65.0
         assert matrix.last(top=5, scope="task_incremental") == 100.0
-        assert matrix.summary()["task_incremental"]["top1"]["last_accuracy"] == 65.0
+        assert summary(matrix)["task_incremental"]["top1"]["last_accuracy"] == 65.0
 
     def test_accuracy_matrix__has_no_task_incremental_numbers_where_tasks_share_classes(self) -> None:
         matrix = matrix_of([90], [80, 70])
-        assert matrix.summary()["task_incremental"] is None
+        assert summary(matrix)["task_incremental"] is None
         assert matrix.last(scope="task_incremental") is None
 
     def test_accuracy_matrix__survives_json_exactly(self, golden_matrix: AccuracyMatrix) -> None:
@@ -143,8 +145,8 @@ class TestAccuracyMatrix:
         again = AccuracyMatrix.from_dict(json.loads(text))
         assert again.rows == golden_matrix.rows
         assert again.rows[3][2] == AccuracyCell(800, 728, 800)
-        assert again.summary() == golden_matrix.summary()
-        assert json.loads(json.dumps(golden_matrix.summary())) == golden_matrix.summary()
+        assert summary(again) == summary(golden_matrix)
+        assert json.loads(json.dumps(summary(golden_matrix))) == summary(golden_matrix)
 
     def test_accuracy_matrix__does_not_round(self) -> None:
         assert matrix_of([1], totals=[3]).last() == 100 / 3
@@ -251,8 +253,8 @@ def test_matrix__a_gap_is_no_number_and_no_number_hides_it() -> None:
     numbers = (matrix.last(), matrix.average_incremental(), matrix.forgetting(), matrix.backward_transfer())
     assert numbers == (None, None, None, None)
     assert AccuracyMatrix(full).average_incremental() == 75.0
-    assert matrix.summary()["rows_with_gaps"] == [2]
-    assert "not all tasks were measured" in matrix.summary()["note"]
+    assert summary(matrix)["rows_with_gaps"] == [2]
+    assert "not all tasks were measured" in summary(matrix)["note"]
     assert AccuracyMatrix.from_dict(json.loads(json.dumps(matrix.to_dict()))).rows == matrix.rows
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
+from vbm_ptm.storage.summary import summary
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,7 +89,7 @@ def test_keep__takes_finished_runs_in_place_of_those_before(
         ("other", other.run, other.seed),
     ]
     run = kept[1]
-    assert run.matrix.summary()["class_incremental"] == stored["metrics"]["class_incremental"]
+    assert summary(run.matrix)["class_incremental"] == stored["metrics"]["class_incremental"]
     seconds = sum(sum(task.values()) for task in stored["timings"]["tasks"])
     assert (run.seconds, run.num_views, run.epochs) == (pytest.approx(seconds, abs=0.06), 4, 4)
     assert (run.split_sha256, run.num_steps) == (stored["split_sha256"], stored["num_steps"])

@@ -11,10 +11,13 @@ import torch
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
-from vbm_ptm.data.loaders import LoaderConfig, Loaders, TrainLoader
+from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Scenario, Task
-from vbm_ptm.data.transforms import ViewTransforms
-from vbm_ptm.data.view_batch import MultiViewDataset, ViewBatch, ViewBatchSampler
+from vbm_ptm.data.train_loader import TrainLoader
+from vbm_ptm.data.view_batch import ViewBatchSampler
+from vbm_ptm.data.view_transforms import ViewTransforms
+from vbm_ptm.data.views import MultiViewDataset, ViewBatch
 
 ROWS = np.array([40, 3, 17, 88, 61, 5, 23, 99, 70, 12, 31])
 IN_PROCESS, TWO_WORKERS = LoaderConfig(), LoaderConfig(num_workers=2)

@@ -12,7 +12,8 @@ from vbm_ptm.version import __version__
 
 if TYPE_CHECKING:
     from vbm_ptm.config.run_config import compose
-    from vbm_ptm.experiment import extend, run
+    from vbm_ptm.experiment import run
+    from vbm_ptm.extending import extend
     from vbm_ptm.learners.registry import list_learners
     from vbm_ptm.runs.export import export
     from vbm_ptm.runs.stored_learner import evaluate, predict
@@ -23,7 +24,7 @@ _HOMES = {
     "compose": "vbm_ptm.config.run_config",
     "evaluate": "vbm_ptm.runs.stored_learner",
     "export": "vbm_ptm.runs.export",
-    "extend": "vbm_ptm.experiment",
+    "extend": "vbm_ptm.extending",
     "list_learners": "vbm_ptm.learners.registry",
     "predict": "vbm_ptm.runs.stored_learner",
     "run": "vbm_ptm.experiment",

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.building import Setup, build, build_recipe, describe_step, describe_view_batch
+from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.config.tree import leaves
 from vbm_ptm.engine.acceleration import (
     Accelerator,
     build_accelerator,
-    describe_ranks,
     finish_trackers,
     loaders_for,
     precision_of,
     start_trackers,
     wait_for_ranks,
 )
-from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.tracking import RunLog, silenced
 from vbm_ptm.engine.trainer import Trainer
-from vbm_ptm.errors import TrainingInterrupted, UsageError
+from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.launch import launch_problems
+from vbm_ptm.runs.agreement import check_ranks_agree
+from vbm_ptm.runs.banner import banner
 from vbm_ptm.runs.directory import RunDirectory
-from vbm_ptm.runs.extension import default_output, extension_config
 from vbm_ptm.runs.result import run_result
 from vbm_ptm.runs.resuming import earlier_state, is_damaged, newest_checkpoint, restore_checked
 from vbm_ptm.storage.checkpoint import CheckpointStore
@@ -91,7 +88,7 @@ def run(
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
     wait_for_ranks(accelerator)
-    _check_ranks_agree(setup, accelerator)
+    check_ranks_agree(setup, accelerator)
     with directory.claimed(config, resume=resume) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process and config.scenario.extends is not None:
             directory.carry_over(RunDirectory(config.scenario.extends))
@@ -99,36 +96,6 @@ def run(
         stop = StopRequest(stop_after_task, signals=config.trainer.stop_signals)
         with silenced(is_quiet):
             return _train(setup, directory, accelerator, stop, skip_damaged=skip_damaged)
-
-
-def extend(
-    run_directory: Path | str,
-    *,
-    dataset: str,
-    output: Path | str | None = None,
-    is_more_data: bool = False,
-    overrides: Sequence[str] = (),
-    resume: bool = False,
-    is_quiet: bool = False,
-) -> dict[str, Any]:
-    """Add a data set to a finished run as one more task, without the earlier images; return the new result.
-
-    Args:
-        run_directory: What ``run`` wrote.
-        dataset: As for ``compose``: a folder, a parquet file, a YAML file or a name.
-        output: Directory of the extended run; None for the one beside the run that carries both names.
-        is_more_data: The data set may hold classes (or be a domain) that the run has learned before.
-        overrides: Items ``path.to.setting=value`` for the new task.
-        resume: Go on where an extension stopped.
-        is_quiet: As for ``run``.
-
-    Raises:
-        UsageError: The run is not finished or has no tasks to add to, or a setting cannot change any more.
-        TrainingInterrupted: The extension was stopped and can be resumed.
-    """
-    config = extension_config(run_directory, dataset=dataset, is_more_data=is_more_data, overrides=overrides)
-    folder = output or default_output(Path(run_directory), config)
-    return run(config, output=folder, resume=resume, is_quiet=is_quiet)
 
 
 def _train(
@@ -168,8 +135,8 @@ def _train(
         stop=stop,
     )
     if checkpoint:
-        trainer.load_state(checkpoint.state, optimizer)
-        logger.info("going on: %s", trainer.progress())
+        trainer.progress.load_state(checkpoint.state, optimizer)
+        logger.info("going on: %s", trainer.progress.describe())
     for line in banner(setup, accelerator):
         logger.info(line)
     for problem in launch_problems(
@@ -186,7 +153,7 @@ def _train(
         status = "finished"
     except TrainingInterrupted as interruption:
         status = "interrupted"
-        saved = f"{trainer.progress()}, saved in {directory.path}"
+        saved = f"{trainer.progress.describe()}, saved in {directory.path}"
         raise TrainingInterrupted(interruption.exit_code, f"{interruption}; {saved}") from None
     finally:
         log.close()
@@ -195,56 +162,3 @@ def _train(
         if is_main:
             write_json(directory.path / "result.json", result.to_json())
     return result.to_json()
-
-
-def _check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
-    """Refuse ranks that were started with other settings, images or weights; files may lie in different places."""
-    config, weights = setup.config, setup.learner.backbone.weights
-    settings = config.model_dump(mode="json", exclude={"dataset", "backbone", "data", "device"})
-    facts = {
-        **settings,
-        "the images or their split": setup.benchmark.datasets.split_sha256,
-        "the backbone's weights": weights.sha256 if weights else "",
-    }
-    prints = {
-        name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        for name, value in facts.items()
-    }
-    difference = difference_between_ranks(prints, accelerator)
-    if difference:
-        raise UsageError(f"{difference}. Start the same command on every machine, with the same data.")
-
-
-def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
-    """Say in a few lines what is about to happen."""
-    config, scenario = setup.config, setup.benchmark.scenario
-    num_views, batch_size = config.view_batch.views_per_group, config.optimization.batch_size
-    sizes = [len(task.classes) for task in scenario.tasks]
-    weights = setup.learner.backbone.weights
-    return [
-        f"learner {config.learner.name}, preset {config.preset}, seed {config.seed}",
-        f"backbone {weights.name if weights else 'given by the caller'}, "
-        f"weights SHA-256 {weights.sha256[:12] if weights else 'n/a'}",
-        f"data {config.dataset.name} (settings of {config.dataset_settings}): "
-        f"{setup.benchmark.datasets.record.place}",
-        f"{len(setup.benchmark.datasets.train)} training and "
-        f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
-        f"{len(sizes)} tasks of {_sizes(sizes)}",
-        f"view batch: {describe_view_batch(config)}; a step has {describe_step(config)}",
-        _on_ranks(batch_size // num_views, num_views, accelerator),
-    ]
-
-
-def _on_ranks(num_groups: int, num_views: int, accelerator: Accelerator) -> str:
-    """Say who computes, and which part of a full step."""
-    line, num_ranks = describe_ranks(accelerator), accelerator.num_processes
-    if num_ranks == 1:
-        return line
-    fewest, most = num_groups // num_ranks, -(-num_groups // num_ranks)
-    groups = str(most) if most == fewest else f"{fewest} or {most}"
-    images = str(most * num_views) if most == fewest else f"{fewest * num_views} or {most * num_views}"
-    return f"{line}; of a step each rank has {images} images = {groups} groups x {num_views} views"
-
-
-def _sizes(sizes: list[int]) -> str:
-    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))

@@ -16,9 +16,6 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 Scope = Literal["class_incremental", "task_incremental", "task_expert"]
 TopK = Literal[1, 5]
@@ -84,96 +81,6 @@ class AccuracyCell:
             task_expert_top1=together(self.task_expert_top1, other.task_expert_top1),
             task_expert_top5=together(self.task_expert_top5, other.task_expert_top5),
         )
-
-
-def count_correct(
-    scores: Tensor,
-    labels: Tensor,
-    *,
-    task_classes: Sequence[int] | None,
-    own_scores: Tensor | None = None,
-    expert_scores: Tensor | None = None,
-) -> AccuracyCell:
-    """Count the images of one task that the scores get right.
-
-    A class is among the k best if its score is finite and fewer than k other classes score higher, or equal
-    with a lower index. A class that the learner rules out (-inf) is never right.
-
-    Args:
-        scores: (N,K), one column per seen class.
-        labels: (N,) class indices; a label beyond K is a class not seen yet, never right.
-        task_classes: The task's own class indices, for the task-incremental counts; None where tasks share
-            their classes.
-        own_scores: (N, task classes) what the task-incremental counts are made of; None for those columns of
-            ``scores``, the usual definition, which says nothing where a learner rules classes out.
-        expert_scores: (N, task classes) of the task's own expert, for the counts of their own.
-    """
-    all_classes = torch.arange(scores.shape[1], device=scores.device)
-    ranks = _ranks(scores, labels, all_classes)
-    inside = expert = None
-    if task_classes is not None:
-        own = torch.tensor(list(task_classes), dtype=torch.int64, device=scores.device)
-        inside = _ranks(scores[:, own] if own_scores is None else own_scores, labels, own)
-        expert = None if expert_scores is None else _ranks(expert_scores, labels, own)
-    return AccuracyCell(
-        total=len(labels),
-        class_incremental_top1=int((ranks < 1).sum()),
-        class_incremental_top5=int((ranks < 5).sum()),
-        task_incremental_top1=_num_below(1, inside),
-        task_incremental_top5=_num_below(5, inside),
-        task_expert_top1=_num_below(1, expert),
-        task_expert_top5=_num_below(5, expert),
-    )
-
-
-def task_confusion(
-    predictions: NDArray[np.int64],
-    *,
-    tasks: NDArray[np.int64],
-    num_tasks: int,
-    task_of_class: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return (T,T) how many test images of a task (row) were given a class of each task (column).
-
-    Args:
-        predictions: (N,) class indices.
-        tasks: (N,) task of each image.
-        num_tasks: T.
-        task_of_class: (K,) the task in which each class was new.
-    """
-    counts = np.zeros((num_tasks, num_tasks), dtype=np.int64)
-    np.add.at(counts, (tasks, task_of_class[predictions]), 1)
-    return counts
-
-
-def class_counts(
-    predictions: NDArray[np.int64], labels: NDArray[np.int64], *, num_classes: int
-) -> NDArray[np.int64]:
-    """Return (K,2) how many test images of each class are right, and how many there are.
-
-    Args:
-        predictions: (N,) class indices.
-        labels: (N,) class indices.
-        num_classes: K.
-    """
-    right, all_images = labels[predictions == labels], labels
-    return np.stack([np.bincount(each, minlength=num_classes) for each in (right, all_images)], axis=1)
-
-
-def _num_below(limit: int, ranks: Tensor | None) -> int | None:
-    return None if ranks is None else int((ranks < limit).sum())
-
-
-def _ranks(scores: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
-    """Return (N,) how many of the classes (K,) come before the label by their scores (N,K).
-
-    A label without a finite score of its own comes after all others, and at least five.
-    """
-    is_label = labels[:, None] == classes
-    ruled_out = ~(is_label & torch.isfinite(scores)).any(dim=1)
-    own_score = torch.where(is_label, scores, -torch.inf).amax(dim=1, keepdim=True)
-    before = (scores > own_score) | ((scores == own_score) & (classes < labels[:, None]))
-    return torch.where(ruled_out, len(classes) + 5, before.sum(dim=1))
 
 
 class AccuracyMatrix:
@@ -307,46 +214,6 @@ class AccuracyMatrix:
             if len(existing) == len(column):  # else the task has no test images
                 changes.append(change(existing[:-1], existing[-1]))
         return _known(_mean(changes))
-
-    def summary(self) -> dict[str, Any]:
-        """Return every number by name, in percent, None where it does not exist (JSON-able).
-
-        Layout: ``[scope]["top1" or "top5"][number]``; a scope that does not apply is None.
-        """
-        skipped, gaps = list(self.tasks_without_test_images), list(self.rows_with_gaps)
-        notes = [f"tasks {skipped} have no test images and are left out of all means"] if skipped else []
-        if gaps:
-            notes.append(f"after tasks {gaps} not all tasks were measured: nothing is known of all classes")
-        return {
-            **{scope: self._scope_summary(scope) for scope in get_args(Scope)},
-            "num_training_tasks": len(self._rows),
-            "tasks_without_test_images": skipped,
-            "rows_with_gaps": gaps,
-            "note": "; ".join(notes) or None,
-        }
-
-    def _scope_summary(self, scope: Scope) -> dict[str, Any] | None:
-        if all(cell.correct(scope=scope) is None for row in self._rows for cell in row if cell):
-            return None
-        return {f"top{top}": self._numbers(top, scope) for top in get_args(TopK)}
-
-    def _numbers(self, top: TopK, scope: Scope) -> dict[str, Any]:
-        return {
-            "last_accuracy": self.last(top=top, scope=scope),
-            "average_incremental_accuracy": self.average_incremental(top=top, scope=scope),
-            "last_accuracy_task_mean": self.last(weighting="task_mean", top=top, scope=scope),
-            "average_incremental_accuracy_task_mean": self.average_incremental(
-                weighting="task_mean", top=top, scope=scope
-            ),
-            "forgetting": self.forgetting(top=top, scope=scope),
-            "backward_transfer": self.backward_transfer(top=top, scope=scope),
-            "curve": list(self.curve(top=top, scope=scope)),
-            "curve_task_mean": list(self.curve(weighting="task_mean", top=top, scope=scope)),
-            "matrix": [
-                [self.accuracy(after, task, top=top, scope=scope) for task in range(len(row))]
-                for after, row in enumerate(self._rows)
-            ],
-        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts for a JSON file."""

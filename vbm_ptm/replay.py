@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seed_for
 
 # Distances that differ by less are equal: rounding must not choose an exemplar.
@@ -65,6 +66,54 @@ class Rehearsal:
         else:
             kind = "a reservoir" if self.filled_by == "steps" else "chosen images"
         return f"{kind} and logits" if self.remembers_logits else kind
+
+    def check(self, *, num_cells: int, is_extension: bool) -> None:
+        """Refuse a buffer that would be empty, or whose images are not part of the run.
+
+        Args:
+            num_cells: Classes that share the buffer, counted once in every task.
+            is_extension: The images of the earlier tasks are not here.
+
+        Raises:
+            UsageError: The buffer cannot be filled.
+        """
+        if is_extension:
+            raise UsageError(
+                "this learner trains on images of earlier tasks again, which are not part of an extension: train all "
+                "tasks in one run."
+            )
+        is_divided = self.mode == "merged" or self.filled_by == "tasks"
+        if is_divided and 0 < self.capacity < num_cells:
+            raise UsageError(
+                f"learner.capacity is {self.capacity}, but the last task would have {num_cells} classes (counted once "
+                f"in every task) to share it: take at least {num_cells}, or 0 for no buffer."
+            )
+
+
+class Replay(NamedTuple):
+    """A draw of past images that a step has beside its own.
+
+    Attributes:
+        images: (R, C, H, W) float.
+        labels: (R,) int64 class indices.
+        slots: (R,) int64, where the buffer holds each image.
+    """
+
+    images: Tensor
+    labels: Tensor
+    slots: Tensor
+
+
+class ReplayOutput(NamedTuple):
+    """What a training forward returns of one draw.
+
+    Attributes:
+        logits: (R, K) scores whose views should agree.
+        terms: Signed and weighted losses (R,) by name, averaged over the images of the draw.
+    """
+
+    logits: Tensor
+    terms: dict[str, Tensor]
 
 
 class Admission(NamedTuple):

@@ -25,7 +25,8 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.class_statistics import draw
 from vbm_ptm.config.run_config import compose
-from vbm_ptm.data.loaders import LoaderConfig, Loaders
+from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for

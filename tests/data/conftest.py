@@ -9,8 +9,9 @@ from view_batches import ROWS
 
 from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
-from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
-from vbm_ptm.data.view_batch import MultiViewDataset
+from vbm_ptm.data.transforms import TransformsConfig, build_transforms
+from vbm_ptm.data.view_transforms import ViewTransforms
+from vbm_ptm.data.views import MultiViewDataset
 
 
 @pytest.fixture(scope="module", name="split")

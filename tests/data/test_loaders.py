@@ -22,10 +22,11 @@ from view_batches import (
 )
 
 from vbm_ptm.data.image_split import ImageSplit
-from vbm_ptm.data.loaders import LoaderConfig, Loaders
+from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.transforms import ViewTransforms
 from vbm_ptm.data.view_batch import ViewBatchSampler
+from vbm_ptm.data.view_transforms import ViewTransforms
 from vbm_ptm.randomness import seed_for, seeded
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, _without_long_ends, build_transforms
+from vbm_ptm.data.transforms import TransformsConfig, build_transforms
+from vbm_ptm.data.view_transforms import ViewTransforms, _without_long_ends
 from vbm_ptm.randomness import seed_for, seeded
 
 HALF = (0.5, 0.5, 0.5)
@@ -111,7 +112,7 @@ def test_view_transforms__strong_view_is_the_weak_one_and_more() -> None:
 
 def test_view_transforms__without_a_strong_operation_every_view_is_weak() -> None:
     transforms = build(CONFIGS["none"])
-    assert transforms.record["strong"] == "none"
+    assert transforms.record.strong == "none"
     for seed in range(10):
         with seeded(seed):
             weak = transforms.weak(photograph())
@@ -203,7 +204,7 @@ def test_build_transforms__draft_decoding_leaves_what_is_resized() -> None:
         ({"draft_decoding": True, "crop": "resize_then_random"}, 300),
     ):
         transforms = build(TransformsConfig(**settings), image_size=224)
-        assert transforms.draft_size == transforms.record.get("draft_size") == expected
+        assert transforms.draft_size == transforms.record.draft_size == expected
 
 
 def test_build_transforms__squeezes_to_300_of_224_before_a_random_crop() -> None:
@@ -239,8 +240,8 @@ def test_build_transforms__normalises_as_told(
     values = transforms.normalization(transforms.evaluate(Image.new("RGB", (40, 40), (51, 102, 204))))
     expected = [(level - m) / s for level, m, s in zip((0.2, 0.4, 0.8), mean, std, strict=True)]
     assert torch.allclose(values.mean(dim=(1, 2)), torch.tensor(expected), atol=1e-5)
-    assert transforms.record["mean"] == list(mean)
-    assert transforms.record["normalization"] == normalization
+    assert transforms.record.mean == mean
+    assert transforms.record.normalization == normalization
 
 
 @pytest.mark.parametrize("name", ["none", "imagenet", "cifar100"])
@@ -262,13 +263,13 @@ def test_normalization__of_a_batch_is_bit_for_bit_that_of_each_image_by_torchvis
 
 
 def test_build_transforms__interpolation_follows_the_weights_unless_set() -> None:
-    assert build(TransformsConfig()).record["interpolation"] == "bicubic"
-    assert build(TransformsConfig(interpolation="bilinear")).record["interpolation"] == "bilinear"
+    assert build(TransformsConfig()).record.interpolation == "bicubic"
+    assert build(TransformsConfig(interpolation="bilinear")).record.interpolation == "bilinear"
     bicubic, bilinear = (build(TransformsConfig(interpolation=mode)) for mode in ("bicubic", "bilinear"))
     assert not torch.equal(bicubic.evaluate(photograph()), bilinear.evaluate(photograph()))
     for transforms, mode in ((bicubic, "bicubic"), (bilinear, "bilinear")):
-        assert mode in str(transforms.record["weak"]).lower()
-        assert mode in str(transforms.record["evaluate"]).lower()
+        assert mode in str(transforms.record.weak).lower()
+        assert mode in str(transforms.record.evaluate).lower()
 
 
 def test_view_transforms__smooth_when_shrinking() -> None:

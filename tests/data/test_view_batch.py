@@ -17,15 +17,10 @@ from PIL import Image
 from view_batches import ROWS, epochs_of, loader_of, steps_of
 
 from vbm_ptm.data.image_split import ImageSplit
-from vbm_ptm.data.transforms import TransformsConfig, ViewTransforms, build_transforms
-from vbm_ptm.data.view_batch import (
-    MultiViewDataset,
-    ViewBatch,
-    ViewBatchConfig,
-    ViewBatchSampler,
-    check_batch_arithmetic,
-    effective_views,
-)
+from vbm_ptm.data.transforms import TransformsConfig, build_transforms
+from vbm_ptm.data.view_batch import ViewBatchConfig, ViewBatchSampler, check_batch_arithmetic, effective_views
+from vbm_ptm.data.view_transforms import ViewTransforms
+from vbm_ptm.data.views import MultiViewDataset, ViewBatch
 from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seed_for, seeded
 
@@ -212,7 +207,7 @@ class TestMultiViewDataset:
         config = TransformsConfig(strong="none")
         names = ("image_size", "interpolation", "mean", "std")
         alone = build_transforms(
-            config, **{name: transforms.record[name] for name in names}, crop_fraction=1.0
+            config, **{name: getattr(transforms.record, name) for name in names}, crop_fraction=1.0
         )
         for draw in range(3):
             views, _, row = build(transforms=alone)[draw, 3]

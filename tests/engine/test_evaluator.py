@@ -17,10 +17,12 @@ from torch import Tensor
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig, Loaders
+from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
-from vbm_ptm.engine.evaluator import Evaluation, Evaluator, confusion_facts
+from vbm_ptm.engine.confusion import confusion_facts
+from vbm_ptm.engine.evaluator import Evaluation, Evaluator
 from vbm_ptm.errors import TrainingError
 from vbm_ptm.learners.base import Learner, LearnerConfig
 from vbm_ptm.metrics import AccuracyCell

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.learners.base import Learner

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.measures import Retention, degree_of_forgetting
 from vbm_ptm.learners.base import Learner
@@ -58,7 +58,7 @@ def test_retention__what_samples_lose_until_they_come_back(
         accelerator=accelerator,
         loaders=loaders_for(accelerator, benchmark_of_three, LoaderConfig()),
     )
-    again.load_state(retention.state())
+    again.load_position(retention.position())
     monkeypatch.setattr(again, "_correct", correct)
     again.measure(halves[1])
     # The first half is right after its visit (5 of 5) and before it comes back (5 of 5): nothing is lost. Of the second

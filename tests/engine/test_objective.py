@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from vbm_ptm.engine.objective import ObjectiveConfig, PartSize, ViewBatchObjective, column_of
-from vbm_ptm.learners.base import LearnerOutput, ReplayOutput
+from vbm_ptm.learners.base import LearnerOutput
 from vbm_ptm.losses import view_consistency_loss
+from vbm_ptm.replay import ReplayOutput
 
 TWO_GROUPS = torch.tensor(
     [[[1, 0, -1], [0, 0, 0], [1, 0, -1]], [[0, 0, 0], [2, 0, 0], [0, 1, 0]]], dtype=torch.float64

@@ -10,13 +10,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from vbm_ptm.engine.optimization import (
-    OptimizationConfig,
-    build_optimizer,
-    learning_rate_factor,
-    set_learning_rate,
-    summed_factors,
-)
+from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
+from vbm_ptm.engine.schedule import learning_rate_factor, set_learning_rate, summed_factors
 from vbm_ptm.learners.base import ParameterGroup
 
 

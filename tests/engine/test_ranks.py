@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vbm_ptm.engine.features
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig
-from vbm_ptm.data.transforms import Normalization
+from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.view_transforms import Normalization
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.evaluator import Evaluation, Evaluator
 from vbm_ptm.engine.features import TaskFeatures
@@ -459,7 +459,7 @@ def test_fit__ranks_stop_at_the_same_step_and_one_goes_on(
     on_two_ranks(_stop, new_run, new_learner("finetune"), benchmark_of_three, port=free_port)
     settings = {"epochs": 2, "batch_size": 2, "log_every": 4}
     alone = new_run(new_learner("finetune"), benchmark_of_three, name="rank 0", goes_on=True, **settings)
-    assert alone.trainer.progress() == "0 of 3 tasks are finished, task 1 after 4 of 10 steps"
+    assert alone.trainer.progress.describe() == "0 of 3 tasks are finished, task 1 after 4 of 10 steps"
     whole = new_run(new_learner("finetune"), benchmark_of_three, name="whole", **settings)
     for run_ in (alone, whole):
         run_.trainer.fit()

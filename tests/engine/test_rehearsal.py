@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageSplit
-from vbm_ptm.data.view_batch import MultiViewDataset
+from vbm_ptm.data.views import MultiViewDataset
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seed_for, seeded
@@ -86,7 +86,7 @@ def test_fit__reads_no_image_outside_the_task_and_the_buffer(
     end_task = trainer.learner.end_task
 
     def at_the_end(task: Any, features: Any) -> None:
-        held.append(set(trainer.planner.buffer.rows))
+        held.append(set(trainer.plans.planner.buffer.rows))
         read.append(set())
         end_task(task, features)
 
@@ -132,7 +132,7 @@ def test_fit__goes_on_with_the_same_buffer_and_draws(
     again.trainer.fit()
     one, two = tensors_of(whole.trainer.learner), tensors_of(again.trainer.learner)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert again.trainer.planner.buffer.rows == whole.trainer.planner.buffer.rows
+    assert again.trainer.plans.planner.buffer.rows == whole.trainer.plans.planner.buffer.rows
     reports = [[record.learner_report for record in run.trainer.records] for run in (whole, again)]
     assert reports[0] == reports[1]
 
@@ -171,7 +171,7 @@ def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
 
     monkeypatch.setattr(MultiViewDataset, "__getitem__", noted)
     run = new_run(learner, benchmark_of_three, num_views=num_views, epochs=4)
-    planned = [run.trainer._steps_of(task) for task in benchmark_of_three.scenario.tasks]
+    planned = [run.trainer.plans.num_steps(task) for task in benchmark_of_three.scenario.tasks]
     exemplars: list[set[int]] = []
     begin_task = learner.begin_task
 

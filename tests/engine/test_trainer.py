@@ -27,12 +27,13 @@ from torchvision.transforms import v2
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.trainer import TaskRecord, parameter_counts
+from vbm_ptm.engine.parameters import parameter_counts
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.learners import list_learners
 from vbm_ptm.learners.base import Learner, LearnerOutput
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.storage.checkpoint_state import RunState
+from vbm_ptm.storage.task_record import TaskRecord
 
 NewBenchmark = Callable[..., Benchmark]
 NewLearner = Callable[..., Learner]
@@ -439,7 +440,7 @@ class TestReproducibility:
                 stopped_at(learner, 0, None if step is None else step)
                 with run.stop.listening(), pytest.raises(TrainingInterrupted):
                     run.trainer.fit()
-                assert run.trainer._saved_steps == (step or 4)
+                assert run.trainer.progress.saved_steps == (step or 4)
         first = new_run(
             new_learner(learner_name, depth=6),
             benchmark_of_three,
@@ -452,13 +453,13 @@ class TestReproducibility:
         for task, step in all_places[trained_tasks]:
             learner = new_learner(learner_name, depth=6)
             run = new_run(learner, benchmark_of_three, goes_on=True, **settings)
-            done = run.trainer._saved_steps if len(run.trainer.records) == task else 0
+            done = run.trainer.progress.saved_steps if len(run.trainer.records) == task else 0
             stopped_at(learner, task, None if step is None else step - done)
             with run.stop.listening(), pytest.raises(TrainingInterrupted):
                 run.trainer.fit()
             assert len(run.trainer.records) == task
-            all_steps = run.trainer._steps_of(benchmark_of_three.scenario.tasks[task])
-            assert run.trainer._saved_steps == (step or all_steps)
+            all_steps = run.trainer.plans.num_steps(benchmark_of_three.scenario.tasks[task])
+            assert run.trainer.progress.saved_steps == (step or all_steps)
         last = new_run(new_learner(learner_name, depth=6), benchmark_of_three, goes_on=True, **settings)
         assert are_equal(fitted(last), expected)
         assert last.trainer.matrix.to_dict() == whole.trainer.matrix.to_dict()
@@ -509,9 +510,9 @@ class TestReproducibility:
         """It lives as long as the run; half precision itself needs a GPU."""
         run = new_run(new_learner("nearest_mean"), benchmark_of_three)
         run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-        state = RunState.model_validate(json.loads(json.dumps(run.trainer.state().to_json())))
+        state = RunState.model_validate(json.loads(json.dumps(run.trainer.progress.state().to_json())))
         run.accelerator.scaler = torch.amp.GradScaler("cpu")
-        run.trainer.load_state(state, {})
+        run.trainer.progress.load_state(state, {})
         assert run.accelerator.scaler.get_scale() == 128.0
 
     def test_load_state__says_where_ranks_or_threads_differ(
@@ -524,9 +525,11 @@ class TestReproducibility:
     ) -> None:
         trainer = new_run(new_learner("nearest_mean"), benchmark_of_three).trainer
         monkeypatch.setattr(logging.getLogger("vbm_ptm"), "propagate", True)
-        trainer.load_state(trainer.state(), {})
+        trainer.progress.load_state(trainer.progress.state(), {})
         assert not caplog.messages
-        trainer.load_state(trainer.state().model_copy(update={"num_ranks": 8, "num_threads": 99}), {})
+        trainer.progress.load_state(
+            trainer.progress.state().model_copy(update={"num_ranks": 8, "num_threads": 99}), {}
+        )
         assert {message.split(":")[0] for message in caplog.messages} == {
             "num_ranks was 8 and is 1 now",
             "num_threads was 99 and is 1 now",
@@ -608,7 +611,7 @@ class TestStopping:
         assert run.store.tasks() == [0]
         assert [step["step"] for step in run.events("step") if step["task"] == 1] == [0, 1]
         assert run.store.newest_first()[0].name == "last_000006"
-        assert run.trainer.progress() == "1 of 3 tasks are finished, task 2 after 2 of 4 steps"
+        assert run.trainer.progress.describe() == "1 of 3 tasks are finished, task 2 after 2 of 4 steps"
 
 
 class TestOptimization:

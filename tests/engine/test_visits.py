@@ -9,7 +9,8 @@ import pytest
 
 from vbm_ptm.data.class_order import ClassOrderSampler
 from vbm_ptm.data.view_batch import ViewBatchSampler
-from vbm_ptm.engine.optimization import OptimizationConfig, learning_rate_factor
+from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.schedule import learning_rate_factor
 from vbm_ptm.engine.visits import VisitLog
 
 

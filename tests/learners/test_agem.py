@@ -9,7 +9,8 @@ import torch
 
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.agem import projected
-from vbm_ptm.learners.base import Learner, Replay
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.replay import Replay
 
 FIRST = Task(0, (0, 1), (0, 1), 2, num_planned_classes=6)
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.objective import ObjectiveConfig, PartSize, ViewBatchObjective
-from vbm_ptm.learners.base import Learner, Replay
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.replay import Replay
 
 FIRST = Task(0, (0, 1, 2), (0, 1, 2), 3)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import Learner, Replay
+from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.fdr import answer_distance
+from vbm_ptm.replay import Replay
 
 TASKS = tuple(
     Task(t, (2 * t, 2 * t + 1), (2 * t, 2 * t + 1), 2 * t + 2, num_planned_classes=4) for t in (0, 1)

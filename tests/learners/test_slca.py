@@ -413,7 +413,7 @@ def test_slca__covariances_of_three_kinds(
     again = build("slca", alignment_epochs=30, covariance=covariance)
     for task in tasks:
         again.begin_task(task)
-        again.allocate(task, learner.finished_shapes(task))
+        again.allocate(task, {name: each.shape for name, each in learner.statistics_of(task).items()})
     again.load_state_dict(learner.state_dict())
     assert are_equal(copies(learner), copies(again))
 

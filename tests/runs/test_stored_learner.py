@@ -20,6 +20,7 @@ from vbm_ptm.experiment import run
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.stored_learner import _decoded, evaluate, evaluate_on, load, predict
+from vbm_ptm.storage.summary import summary
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def test_evaluate__measures_what_training_measured(toy_tree: Callable[..., Tree]
     result = run(toy_tree(), output=tmp_path / "run")
     again = evaluate(tmp_path / "run")
     assert again.to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][-1]
-    trained, measured = (each["class_incremental"]["top1"] for each in (result["metrics"], again.summary()))
+    trained, measured = (each["class_incremental"]["top1"] for each in (result["metrics"], summary(again)))
     assert measured["last_accuracy"] == trained["last_accuracy"]
     # One measurement says nothing of these.
     assert measured["average_incremental_accuracy"] is None

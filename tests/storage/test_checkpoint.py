@@ -22,6 +22,7 @@ from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
 from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, RunState
+from vbm_ptm.storage.task_position import ReadingsPosition, TaskPosition
 
 TASKS = tuple(Task(index, (index,), (index,), index + 1) for index in range(4))
 STATE = RunState(
@@ -94,9 +95,10 @@ def test_checkpoint__brings_everything_back(new_learner: NewLearner, tmp_path: P
     restore(restored, checkpoint)
     assert restored.tasks == list(TASKS[:3])
     expected, found = learner.state_dict(), restored.state_dict()
-    assert list(expected) == list(found)
+    assert set(expected) == set(found)
     assert all(torch.equal(expected[key], found[key]) for key in expected)
-    assert restored.finished_shapes(TASKS[1]) == {"mean": [4], "empty": [0, 4]}
+    kept = {key: tuple(tensor.shape) for key, tensor in restored.statistics_of(TASKS[1]).items()}
+    assert kept == {"mean": (4,), "empty": (0, 4)}
 
 
 def test_checkpoint__of_an_earlier_task_knows_nothing_of_later_ones(
@@ -112,7 +114,7 @@ def test_checkpoint__of_an_earlier_task_knows_nothing_of_later_ones(
     restore(restored, read(store, 1))
     assert restored.tasks == list(TASKS[:2])
     found = restored.state_dict()
-    assert list(found) == list(states[1])
+    assert set(found) == set(states[1])
     assert all(torch.equal(found[key], states[1][key]) for key in found)
 
 
@@ -254,6 +256,17 @@ def rewrite_state(directory: Path, **changes: Any) -> None:
     sums.write_text(sums.read_text().replace(before, hashlib.sha256(state.read_bytes()).hexdigest()))
 
 
+def test_read__takes_the_version_before(new_learner: NewLearner, tmp_path: Path) -> None:
+    """Version 4 had the shapes of what tasks leave behind in place of how many are finished."""
+    store = saved_run(new_learner, tmp_path)
+    rewrite_state(tmp_path / "task_01", format_version=4, num_finished=None, finished_shapes=[{}, {}])
+    checkpoint = read(store)
+    assert (checkpoint.is_finished, checkpoint.state.num_finished) == (True, 2)
+    restored = new_learner("nearest_mean")
+    restore(restored, checkpoint)
+    assert len(restored.tasks) == 2
+
+
 @pytest.mark.parametrize("version", [0, 3, FORMAT_VERSION + 1])
 @pytest.mark.parametrize("has_sums", [True, False])
 def test_read__refuses_another_format(
@@ -264,7 +277,8 @@ def test_read__refuses_another_format(
     if not has_sums:  # as before version 4
         (tmp_path / "task_01" / "SHA256SUMS").unlink()
     with pytest.raises(
-        UsageError, match=f"format version {version}; this version of vbm_ptm reads version {FORMAT_VERSION}"
+        UsageError,
+        match=f"format version {version}; this version of vbm_ptm reads versions 4 and {FORMAT_VERSION}",
     ):
         store.read()
     assert read(store, 0).task_index == 0
@@ -367,7 +381,16 @@ class TestInsideATask:
         return store, learner
 
     def save(self, store: CheckpointStore, learner: Learner, num_steps: int, **optimizer: Any) -> None:
-        state = STATE.model_copy(update={"training": {"num_steps": num_steps}})
+        position = TaskPosition(
+            epoch=1,
+            step=2,
+            num_steps=num_steps,
+            seconds=0.5,
+            frozen_sha256="",
+            readings=ReadingsPosition(epoch={}, num_epoch_steps=0, tracker_step=3, num_skipped=0),
+            measures={"retention": None},
+        )
+        state = STATE.model_copy(update={"training": position})
         store.save_inside_task(
             learner, state, num_steps=num_steps, optimizer=optimizer.get("optimizer", OPTIMIZER)
         )
@@ -389,8 +412,13 @@ class TestInsideATask:
         restore(restored, checkpoint)
         assert restored.tasks == list(TASKS[:2])
         expected, found = learner.state_dict(), restored.state_dict()
-        assert list(expected) == list(found)
+        assert set(expected) == set(found)
         assert all(torch.equal(expected[key], found[key]) for key in expected)
+        assert checkpoint.state.training is not None
+        assert (checkpoint.state.training.num_steps, checkpoint.state.training.readings.tracker_step) == (
+            12,
+            3,
+        )
 
     def test_two_of_them_stay_until_the_task_is_saved(self, new_learner: NewLearner, tmp_path: Path) -> None:
         store, learner = self.begun(new_learner, tmp_path)

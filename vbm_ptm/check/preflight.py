@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vbm_ptm.backbones import load_backbone
-from vbm_ptm.building import Setup, build, build_recipe, describe_step, describe_view_batch
+from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.reference import settings_of
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import leaves
@@ -19,10 +19,11 @@ from vbm_ptm.data.reading.integrity import shared_images
 from vbm_ptm.data.reading.table_copies import copies_bytes
 from vbm_ptm.data.record import SplitRecord
 from vbm_ptm.engine.contract import check_parameters
-from vbm_ptm.engine.trainer import parameter_counts
+from vbm_ptm.engine.parameters import parameter_counts
 from vbm_ptm.errors import UsageError, some_names, unknown_name
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.replay import cells_of, trained_classes
+from vbm_ptm.runs.banner import describe_step, describe_view_batch
 from vbm_ptm.runs.resuming import earlier_state
 
 logger = logging.getLogger(__name__)

@@ -55,6 +55,7 @@ def evaluate(
     from vbm_ptm.report.tables import task_table
     from vbm_ptm.runs.measurement import check_prediction_file, write_predictions
     from vbm_ptm.runs.stored_learner import measure, measure_on
+    from vbm_ptm.storage.summary import summary
 
     index = None if task is None else task - 1
     if predictions is not None:
@@ -70,7 +71,7 @@ def evaluate(
     if dataset is None:
         _compare_with_training(run, index, measured.matrix, classes=classes, more=more, as_json=as_json)
     elif as_json:
-        print_json({"metrics": measured.matrix.summary(), **more})
+        print_json({"metrics": summary(measured.matrix), **more})
     else:
         stdout().print(task_table(measured.matrix, [dataset], after=0))
         _show_classes(classes)
@@ -97,6 +98,7 @@ def _compare_with_training(
     as_json: bool,
 ) -> None:
     from vbm_ptm.runs.directory import RunDirectory
+    from vbm_ptm.storage.summary import summary
 
     state = RunDirectory(run).checkpoint(index).state
     now, then = measured.rows[-1], state.accuracies.rows[state.task_index]
@@ -105,7 +107,7 @@ def _compare_with_training(
         for one, other in zip(now, then, strict=True)
     )
     if as_json:
-        print_json({"metrics": measured.summary(), "equals_training": is_equal, **more})
+        print_json({"metrics": summary(measured), "equals_training": is_equal, **more})
     else:
         _show_comparison(state, measured, is_equal=is_equal)
         _show_classes(classes)

@@ -29,13 +29,13 @@ from vbm_ptm.config.tree import (
     parse_override,
     read_yaml,
 )
-from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec
 from vbm_ptm.data.task_division import ScenarioConfig
 from vbm_ptm.data.view_batch import ViewBatchConfig, check_batch_arithmetic
 from vbm_ptm.engine.objective import ObjectiveConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
-from vbm_ptm.engine.trainer import TrainerConfig
+from vbm_ptm.engine.trainer_config import TrainerConfig
 from vbm_ptm.errors import UsageError, unknown_name
 from vbm_ptm.learners.base import LearnerConfig
 from vbm_ptm.learners.registry import learner_class

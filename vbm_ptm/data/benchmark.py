@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.scenario import Scenario, Task
-from vbm_ptm.data.transforms import ViewTransforms
+from vbm_ptm.data.view_transforms import ViewTransforms
 
 logger = logging.getLogger(__name__)
 

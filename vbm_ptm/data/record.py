@@ -20,6 +20,32 @@ class Record(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
+class TransformsRecord(Record):
+    """What the transforms of a run do, as its result says it.
+
+    Attributes:
+        image_size: Side of the square that the backbone takes.
+        weak: Operations of the weak view, in order.
+        strong: What a strong view adds.
+        evaluate: Operations of the evaluation view, in order.
+        mean: Per channel, of values in 0..1.
+        std: Per channel.
+        interpolation: Of every resize.
+        normalization: Whose mean and std these are.
+        draft_size: Smallest side that JPEG files are decoded to; None for their own.
+    """
+
+    image_size: int
+    weak: tuple[str, ...]
+    strong: str
+    evaluate: tuple[str, ...]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str | None = None
+    normalization: str | None = None
+    draft_size: int | None = None
+
+
 class SplitRecord(Record):
     """The images of one split.
 
@@ -58,7 +84,7 @@ class ListRecord(Record):
     images: int
 
 
-class SourceRecord(Record):
+class SourceFacts(Record):
     """Where images come from. What a kind of source does not have is not set.
 
     Attributes:
@@ -70,11 +96,8 @@ class SourceRecord(Record):
         layout: Of an image folder.
         test_folder: Of an image folder: its folder of test images.
         empty_class_folders: Class folders without images, which are not classes.
-        ignored_files: Files that are not images of a class.
-        ignored_tables: Of a folder of parquet files: those that are no part of a split in use.
         unused_folders: Folders that belong to no split.
         lists: What says which image is in which split.
-        unlisted_images: Images in none of these lists.
     """
 
     kind: str
@@ -85,10 +108,21 @@ class SourceRecord(Record):
     layout: str | None = None
     test_folder: str | None = None
     empty_class_folders: tuple[str, ...] = ()
-    ignored_files: tuple[str, ...] = ()
-    ignored_tables: tuple[str, ...] = ()
     unused_folders: tuple[str, ...] = ()
     lists: tuple[ListRecord, ...] = ()
+
+
+class SourceRecord(SourceFacts):
+    """The same with all names of what is left out, of which there may be very many.
+
+    Attributes:
+        ignored_files: Files that are not images of a class.
+        ignored_tables: Of a folder of parquet files: those that are no part of a split in use.
+        unlisted_images: Images in none of the lists.
+    """
+
+    ignored_files: tuple[str, ...] = ()
+    ignored_tables: tuple[str, ...] = ()
     unlisted_images: tuple[str, ...] = ()
 
 
@@ -129,24 +163,14 @@ class ExpectedRecord(Record):
     problem: str | None
 
 
-class DataRecord(Record):
-    """What was found of a data set and decided about it.
+class DataRecord(SourceFacts):
+    """What was found of a data set and decided about it: the facts of its source, and these.
 
     Attributes:
         name: What the configuration calls it.
-        kind: As in ``SourceRecord``, and so are the next ones.
-        location: As there.
-        config_name: As there.
-        revision: As there.
-        files: As there.
-        layout: As there.
-        test_folder: As there.
-        empty_class_folders: As there.
-        ignored_files: As there, the first of them.
-        ignored_tables: As there.
-        unused_folders: As there.
-        lists: As there.
-        unlisted_images: As there, the first of them.
+        ignored_files: Files that are not images of a class.
+        ignored_tables: Of a folder of parquet files: those that are no part of a split in use.
+        unlisted_images: Images in none of the lists.
         num_classes: Classes of the training split.
         held_out: Which part of the training images was held out for testing; None with a test split.
         verified: How the images were checked.
@@ -158,18 +182,8 @@ class DataRecord(Record):
     """
 
     name: str
-    kind: str
-    location: str
-    config_name: str | None = None
-    revision: str | None = None
-    files: dict[str, tuple[str, ...]] = {}
-    layout: str | None = None
-    test_folder: str | None = None
-    empty_class_folders: tuple[str, ...] = ()
     ignored_files: SomeNames | None = None
     ignored_tables: SomeNames | None = None
-    unused_folders: tuple[str, ...] = ()
-    lists: tuple[ListRecord, ...] = ()
     unlisted_images: SomeNames | None = None
     num_classes: int
     held_out: str | None

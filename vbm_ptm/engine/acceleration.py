@@ -16,7 +16,8 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from vbm_ptm.data.benchmark import Benchmark
-from vbm_ptm.data.loaders import LoaderConfig, Loaders
+from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.engine.precision import chosen_device_type, resolve_precision
 from vbm_ptm.errors import UsageError, first_line
 from vbm_ptm.launch import keep_freed_memory, num_nodes, num_processes, without_leftovers

@@ -25,6 +25,7 @@ from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
+from vbm_ptm.storage.task_position import RetentionPosition
 
 Flags = npt.NDArray[np.bool_]
 
@@ -109,20 +110,26 @@ class Retention:
             "sample_forgetting": 100 * self._num_lost / self._num_rests if self._num_rests else None,
         }
 
-    def state(self) -> dict[str, Any]:
-        """Return what ``load_state`` needs, as JSON values."""
-        flags = {"now": self._now, "after_visit": self._after_visit, "is_visited": self._is_visited}
-        counts = {"num_lost": self._num_lost, "num_rests": self._num_rests}
-        return {"train": self.train, "test": self.test, **counts, **{n: _packed(f) for n, f in flags.items()}}
+    def position(self) -> RetentionPosition:
+        """Return what ``load_position`` needs."""
+        return RetentionPosition(
+            train=tuple(self.train),
+            test=tuple(self.test),
+            num_lost=self._num_lost,
+            num_rests=self._num_rests,
+            now=_packed(self._now),
+            after_visit=_packed(self._after_visit),
+            is_visited=_packed(self._is_visited),
+        )
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, position: RetentionPosition) -> None:
         """Go on in the middle of a task."""
         size = len(self._now)
-        self.train, self.test = list(state["train"]), list(state["test"])
-        self._num_lost, self._num_rests = state["num_lost"], state["num_rests"]
-        self._now = _unpacked(state["now"], size)
-        self._after_visit = _unpacked(state["after_visit"], size)
-        self._is_visited = _unpacked(state["is_visited"], size)
+        self.train, self.test = list(position.train), list(position.test)
+        self._num_lost, self._num_rests = position.num_lost, position.num_rests
+        self._now = _unpacked(position.now, size)
+        self._after_visit = _unpacked(position.after_visit, size)
+        self._is_visited = _unpacked(position.is_visited, size)
 
     @torch.no_grad()
     def _correct(self, split: ImageSplit, rows: npt.NDArray[np.int64]) -> Flags:
@@ -237,24 +244,26 @@ class TaskMeasures:
         """Return what a task's record keeps."""
         return (self._retention.facts() if self._retention else {}) | {"feature_drift": self._change}
 
-    def state(self) -> dict[str, Any]:
-        """Return what ``load_state`` needs, as JSON values."""
-        return {"retention": self._retention.state() if self._retention else None}
+    def state(self) -> dict[str, RetentionPosition | None]:
+        """Return what ``load_state`` needs, by kind."""
+        return {"retention": self._retention.position() if self._retention else None}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what it needs beside, by name."""
         before = self._drift.before if self._drift else None
         return {} if before is None else {f"{_PREFIX}features": before}
 
-    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def load_state(
+        self, state: Mapping[str, RetentionPosition | None], tensors: Mapping[str, Tensor]
+    ) -> None:
         """Go on in the middle of a task.
 
         Args:
             state: What ``state`` returned.
             tensors: What ``tensors`` returned, among others.
         """
-        if self._retention:
-            self._retention.load_state(state["retention"])
+        if self._retention and (retention := state["retention"]):
+            self._retention.load_position(retention)
         if self._drift:
             self._drift.before = tensors[f"{_PREFIX}features"]
 

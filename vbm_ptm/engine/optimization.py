@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, model_validator
-from torch import Tensor, nn
 
 from vbm_ptm.learners.base import ParameterGroup
 from vbm_ptm.settings import Settings
@@ -88,79 +85,3 @@ def build_optimizer(config: OptimizationConfig, groups: Sequence[ParameterGroup]
     if config.optimizer == "adam":
         return torch.optim.Adam(options, weight_decay=config.weight_decay)
     return torch.optim.AdamW(options, weight_decay=config.weight_decay)
-
-
-def learning_rate_factor(config: OptimizationConfig, epoch: int, *, cycle_length: int = 1) -> float:
-    """Return the factor on every group's rate.
-
-    Args:
-        config: The schedule.
-        epoch: Counted from 0.
-        cycle_length: Epochs after which every sample has been visited equally often.
-    """
-    if config.schedule_unit == "epoch":
-        return _factor(config, epoch)
-    first = epoch - epoch % cycle_length
-    return statistics.fmean(
-        _factor(config, each)
-        for each in range(first, max(min(first + cycle_length, config.epochs), epoch + 1))
-    )
-
-
-def summed_factors(config: OptimizationConfig, *, cycle_length: int) -> list[float]:
-    """Return, for the samples of each epoch of a cycle, the sum of the factors at which they are trained on."""
-    sums = [0.0] * cycle_length
-    for epoch in range(config.epochs):
-        sums[epoch % cycle_length] += learning_rate_factor(config, epoch, cycle_length=cycle_length)
-    return sums
-
-
-def _factor(config: OptimizationConfig, epoch: int) -> float:
-    warm_up = min(1.0, (epoch + 1) / config.warmup_epochs) if config.warmup_epochs else 1.0
-    return warm_up * _scheduled(config, epoch)
-
-
-def _scheduled(config: OptimizationConfig, epoch: int) -> float:
-    if config.schedule == "multistep":
-        return config.decay ** sum(epoch >= milestone for milestone in config.milestones)
-    if config.schedule == "cosine":
-        return (1 + math.cos(math.pi * epoch / config.epochs)) / 2
-    if config.schedule == "quarter_cosine":
-        # CODA-Prompt's schedule; with a single epoch its formula would divide by zero.
-        return math.cos(99 * math.pi * epoch / (200 * max(config.epochs - 1, 1)))
-    return 1.0
-
-
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, config: OptimizationConfig, epoch: int, *, cycle_length: int = 1
-) -> None:
-    """Set every group's rate for an epoch; arguments as of ``learning_rate_factor``."""
-    factor = learning_rate_factor(config, epoch, cycle_length=cycle_length)
-    for group in optimizer.param_groups:
-        minimum, start = config.minimum_learning_rate, config.learning_rate * group["scale"]
-        group["lr"] = minimum + (start - minimum) * factor
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the averages that an optimizer keeps, as "average/parameter" -> tensor."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{average}/{names[parameter]}": value
-        for parameter, averages in optimizer.state.items()
-        for average, value in averages.items()
-        if value is not None
-    }
-
-
-def load_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
-) -> None:
-    """Give a fresh optimizer the averages that ``optimizer_tensors`` returned."""
-    parameters = dict(model.named_parameters())
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {parameter: number for number, parameter in enumerate(ordered)}
-    averages: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        average, _, parameter = name.partition("/")
-        averages.setdefault(numbers[parameters[parameter]], {})[average] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": averages})

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from vbm_ptm.data.view_batch import ViewBatch
+from vbm_ptm.data.views import ViewBatch
 from vbm_ptm.learners.base import Learner
 
 

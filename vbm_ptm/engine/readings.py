@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from vbm_ptm.engine.tracking import RunLog
+from vbm_ptm.storage.task_position import ReadingsPosition
 
 Integers = npt.NDArray[np.int64]
 
@@ -116,19 +117,19 @@ class Readings:
         if self._unread:
             self.read()
 
-    def state(self) -> dict[str, Any]:
-        """Return what ``load_state`` needs, as JSON values; everything must have been read."""
-        return {
-            "epoch": self._epoch,
-            "num_epoch_steps": self._num_epoch_steps,
-            "tracker_step": self._tracker_step,
-            "num_skipped": self.num_skipped,
-        }
+    def position(self) -> ReadingsPosition:
+        """Return what ``load_position`` needs; everything must have been read."""
+        return ReadingsPosition(
+            epoch=self._epoch,
+            num_epoch_steps=self._num_epoch_steps,
+            tracker_step=self._tracker_step,
+            num_skipped=self.num_skipped,
+        )
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, position: ReadingsPosition) -> None:
         """Go on in the middle of an epoch."""
-        self._epoch, self._num_epoch_steps = dict(state["epoch"]), state["num_epoch_steps"]
-        self._tracker_step, self.num_skipped = state["tracker_step"], state["num_skipped"]
+        self._epoch, self._num_epoch_steps = dict(position.epoch), position.num_epoch_steps
+        self._tracker_step, self.num_skipped = position.tracker_step, position.num_skipped
 
 
 def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

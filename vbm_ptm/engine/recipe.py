@@ -13,7 +13,8 @@ from torch import Tensor
 from vbm_ptm.data.class_order import ClassOrderSampler
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import Integers, ViewBatchConfig, ViewBatchSampler
-from vbm_ptm.engine.optimization import OptimizationConfig, summed_factors
+from vbm_ptm.engine.optimization import OptimizationConfig
+from vbm_ptm.engine.schedule import summed_factors
 
 
 class Workload(NamedTuple):

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vbm_ptm.data.view_batch import Integers, ReplayPart, ViewBatchSampler
+from vbm_ptm.data.view_batch import Integers, ViewBatchSampler
+from vbm_ptm.data.views import ReplayPart
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.replay import Admission, ChosenRows, Rehearsal, Reservoir, is_held_out
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from vbm_ptm.data.view_batch import ViewBatchConfig
-from vbm_ptm.learners.base import Learner, Queries
+from vbm_ptm.learners.base import Learner
+from vbm_ptm.prompts.queries import Queries
 
 
 def view_queries(

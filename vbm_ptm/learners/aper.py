@@ -21,14 +21,8 @@ from torch import Tensor, nn
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import (
-    Features,
-    Learner,
-    LearnerConfig,
-    LearnerOutput,
-    ParameterGroup,
-    TrainedTasks,
-)
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import TrainedTasks
 from vbm_ptm.learners.first_session import FirstSession, FirstSessionConfig
 from vbm_ptm.learners.prototypes import class_cosines, keep_class_sums
 

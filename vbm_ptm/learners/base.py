@@ -14,78 +14,12 @@ from torch import Tensor, nn
 from vbm_ptm.backbones import Backbone, PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
-from vbm_ptm.replay import Rehearsal
-from vbm_ptm.settings import Settings
-
-# What a query serves for in training: choosing or mixing prompts, and drawing keys near.
-QueryRole = Literal["query", "pull"]
+from vbm_ptm.learners.config import LearnerConfig as LearnerConfig  # a method's file finds it here
+from vbm_ptm.prompts.queries import QueryRole
+from vbm_ptm.replay import Rehearsal, Replay, ReplayOutput
 
 # How an image is prepared for its features.
 ImageTransform = Literal["eval", "flip", "weak"]
-# Which tasks have training steps.
-TrainedTasks = Literal["all", "first", "none"]
-
-
-class LearnerConfig(Settings):
-    """Settings of a learner; each method's own class adds its hyper-parameters."""
-
-    name: str
-
-    @property
-    def trained_tasks(self) -> TrainedTasks:
-        """Which tasks have parameter groups; the others take zero steps."""
-        return "all"
-
-    def trains(self, task_index: int) -> bool:
-        """Return whether a task has training steps."""
-        return self.trained_tasks == "all" or (self.trained_tasks == "first" and task_index == 0)
-
-    def task_notes(self, task: Task) -> list[str]:
-        """Return what should be known of a task before it is learned with these settings.
-
-        Args:
-            task: The task.
-        """
-        return []
-
-    @property
-    def rehearsal(self) -> Rehearsal | None:
-        """What the method asks for to see past images again; None: nothing."""
-        return None
-
-    @property
-    def forbids_accumulation(self) -> str | None:
-        """Why a step cannot be cut into micro-batches, with the setting that says so; None if it can.
-
-        It cannot where what an image is given in training depends on the other images of its step.
-        """
-        return None
-
-
-class Replay(NamedTuple):
-    """A draw of past images that a step has beside its own.
-
-    Attributes:
-        images: (R, C, H, W) float.
-        labels: (R,) int64 class indices.
-        slots: (R,) int64, where the buffer holds each image.
-    """
-
-    images: Tensor
-    labels: Tensor
-    slots: Tensor
-
-
-class ReplayOutput(NamedTuple):
-    """What a training forward returns of one draw.
-
-    Attributes:
-        logits: (R, K) scores whose views should agree.
-        terms: Signed and weighted losses (R,) by name, averaged over the images of the draw.
-    """
-
-    logits: Tensor
-    terms: dict[str, Tensor]
 
 
 class LearnerOutput(NamedTuple):
@@ -107,18 +41,6 @@ class LearnerOutput(NamedTuple):
     auxiliary: dict[str, Tensor]
     supervised: Tensor | None = None
     replays: tuple[ReplayOutput, ...] = ()
-
-
-class Queries(NamedTuple):
-    """Query features (N, D) for a training forward, where they are not to be each image's own.
-
-    Attributes:
-        query: What prompts are chosen, or mixed, by.
-        pull: What keys are pulled towards.
-    """
-
-    query: Tensor
-    pull: Tensor
 
 
 class ParameterGroup(NamedTuple):
@@ -177,7 +99,7 @@ class Learner(nn.Module):
     Life of a task: ``begin_task``, ``prepare_task``, training steps through ``forward``, ``end_task``, ``predict``.
     Restoring calls ``begin_task`` and ``allocate`` for every finished task, then loads the state strictly.
     Whatever ``end_task`` computes once for all time goes into ``self.statistics[str(task.index)]``: the
-    checkpoint writes it once per task, and ``allocate`` rebuilds it from the recorded shapes.
+    checkpoint writes it once per task, and ``allocate`` makes room for it.
 
     Args:
         backbone: Of ``backbone_class``; the learner owns and may change it.
@@ -404,10 +326,6 @@ class Learner(nn.Module):
         numbers = numbers.detach().flatten()
         self.tallies[name].scatter_add_(0, numbers, torch.ones_like(numbers))
 
-    def finished_shapes(self, task: Task) -> dict[str, list[int]]:
-        """Return what ``allocate`` needs for a finished task."""
-        return {name: list(tensor.shape) for name, tensor in self.statistics_of(task).items()}
-
     def report(self, task: Task) -> dict[str, Any]:
         """Return what the run's result should say of a finished task, as JSON values."""
         return {}
@@ -418,20 +336,6 @@ class Learner(nn.Module):
 
     def check_room(self, num_tasks: int) -> None:
         """Refuse so many tasks in all if the method has no room for them; a run may be extended beyond its plan."""
-
-    def check_blocks(self, settings: str, blocks: Sequence[int]) -> None:
-        """Refuse block numbers that the backbone does not have, or that stand twice.
-
-        Args:
-            settings: Where the numbers are set, for the message.
-            blocks: Block numbers, counted from 0.
-        """
-        assert isinstance(self.backbone, PromptableViT)
-        last = self.backbone.depth - 1
-        if len(set(blocks)) < len(blocks) or not all(0 <= block <= last for block in blocks):
-            raise UsageError(
-                f"{settings}: {list(blocks)} must be different blocks of the backbone, which are 0 to {last}."
-            )
 
     def columns(self, classes: Sequence[int], device: torch.device) -> Tensor:
         """Return class indices as a (K,) tensor; in a training step take ``task_columns``."""

@@ -26,8 +26,10 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup, Queries
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.decomposed import DecomposedPrompt
+from vbm_ptm.prompts.queries import Queries
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class CodaPrompt(Learner):
 
     def __init__(self, backbone: PromptableViT, config: CodaPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
-        self.check_blocks("learner.blocks", config.blocks)
+        check_blocks(config.blocks, depth=backbone.depth, setting="learner.blocks")
         self.num_components = config.pool_size // num_tasks
         if self.num_components < 1:
             raise UsageError(

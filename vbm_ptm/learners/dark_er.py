@@ -19,16 +19,9 @@ from torch import Tensor
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import (
-    Learner,
-    LearnerConfig,
-    LearnerOutput,
-    ParameterGroup,
-    Replay,
-    ReplayOutput,
-)
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
 from vbm_ptm.learners.logit_memory import LogitMemory
-from vbm_ptm.replay import Rehearsal
+from vbm_ptm.replay import Rehearsal, Replay, ReplayOutput
 
 
 class DarkERConfig(LearnerConfig):

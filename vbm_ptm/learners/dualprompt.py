@@ -18,8 +18,10 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup, Queries
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.general_expert import ExpertPrefixes, GeneralPrefixes
+from vbm_ptm.prompts.queries import Queries
 
 
 class DualPromptConfig(LearnerConfig):
@@ -54,8 +56,10 @@ class DualPrompt(Learner):
 
     def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
-        self.check_blocks(
-            "learner.general_blocks and learner.expert_blocks", config.general_blocks + config.expert_blocks
+        check_blocks(
+            config.general_blocks + config.expert_blocks,
+            depth=backbone.depth,
+            setting="learner.general_blocks and learner.expert_blocks",
         )
         self.general = GeneralPrefixes(config.general_blocks, config.general_length, backbone.width)
         self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)

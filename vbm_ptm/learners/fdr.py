@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup, Replay
-from vbm_ptm.replay import ExemplarSet, Rehearsal
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.replay import ExemplarSet, Rehearsal, Replay
 
 
 class FDRConfig(LearnerConfig):

@@ -34,6 +34,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import AlignmentConfig, Gaussians, align
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.general_expert import ExpertPrefixes
 
 
@@ -81,7 +82,7 @@ class HiDePrompt(Learner):
 
     def __init__(self, backbone: PromptableViT, config: HiDePromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
-        self.check_blocks("learner.expert_blocks", config.expert_blocks)
+        check_blocks(config.expert_blocks, depth=backbone.depth, setting="learner.expert_blocks")
         self.experts = ExpertPrefixes(
             config.expert_blocks, config.expert_length, backbone.width, has_keys=False
         )

@@ -22,14 +22,9 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import (
-    Learner,
-    LearnerConfig,
-    LearnerOutput,
-    ParameterGroup,
-    Queries,
-)
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
 from vbm_ptm.prompts.pool import PromptPool
+from vbm_ptm.prompts.queries import Queries
 
 logger = logging.getLogger(__name__)
 

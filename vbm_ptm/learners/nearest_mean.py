@@ -13,14 +13,8 @@ from torch import Tensor
 
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import (
-    Features,
-    Learner,
-    LearnerConfig,
-    LearnerOutput,
-    ParameterGroup,
-    TrainedTasks,
-)
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import TrainedTasks
 from vbm_ptm.learners.prototypes import class_cosines, keep_class_sums
 
 

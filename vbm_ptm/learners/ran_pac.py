@@ -29,14 +29,8 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import (
-    Features,
-    Learner,
-    LearnerConfig,
-    LearnerOutput,
-    ParameterGroup,
-    TrainedTasks,
-)
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import TrainedTasks
 from vbm_ptm.learners.first_session import FirstSession, FirstSessionConfig
 
 # Images that a class counts as where classes are balanced.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOT_LEARNERS = {
     "alignment",
     "base",
+    "config",
     "drift",
     "first_session",
     "fusion",

@@ -17,8 +17,10 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup, Queries
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.general_expert import ExpertPrefixes
+from vbm_ptm.prompts.queries import Queries
 
 
 class SPromptPPConfig(LearnerConfig):
@@ -49,7 +51,7 @@ class SPromptPP(Learner):
 
     def __init__(self, backbone: PromptableViT, config: SPromptPPConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
-        self.check_blocks("learner.expert_blocks", config.expert_blocks)
+        check_blocks(config.expert_blocks, depth=backbone.depth, setting="learner.expert_blocks")
         self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)
         self.heads = TaskHeads(backbone.width)
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 
@@ -23,8 +22,9 @@ from vbm_ptm.report.model_card import model_card
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import restore_run
 from vbm_ptm.storage.checkpoint import Checkpoint
-from vbm_ptm.storage.portable import is_portable, write_portable
+from vbm_ptm.storage.portable import TrainingRecord, is_portable, write_portable
 from vbm_ptm.storage.run_result import RunResult
+from vbm_ptm.storage.summary import summary
 from vbm_ptm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def export(
     is_from_hub = dataset.path is None and not str(dataset.source).startswith("builtin:")
     base_model, base_license = hub_facts(weights.name)
     card = model_card(
-        facts,
+        facts.to_json(),
         title=f"{dataset.name} by {config.learner.name}",
         matrix=matrix,
         tasks=[[names[index] for index in task.new_classes] for task in learner.tasks],
@@ -90,7 +90,7 @@ def export(
         mixed_precision=config.trainer.mixed_precision,
         evaluation_batch_size=config.data.evaluation_batch_size,
         is_half=is_half,
-        record={**facts, "metrics": matrix.summary()},
+        record=facts.model_copy(update={"metrics": summary(matrix)}),
         more_files={"README.md": card},
     )
     return folder
@@ -135,29 +135,29 @@ def _facts(
     checkpoint: Checkpoint,
     result: RunResult | None,
     weights: WeightsRecord,
-) -> dict[str, Any]:
+) -> TrainingRecord:
     """Return what a reader should know of the training, without paths of this machine."""
     dataset, records = config.dataset, checkpoint.state.records[: checkpoint.task_index + 1]
-    return {
-        "learner": config.learner.name,
-        "preset": config.preset,
-        "views": config.view_batch.num_views,
-        "scenario": f"{config.scenario.kind.replace('_', '-')}, {len(learner.tasks)} of "
+    return TrainingRecord(
+        learner=config.learner.name,
+        preset=config.preset,
+        views=config.view_batch.num_views,
+        scenario=f"{config.scenario.kind.replace('_', '-')}, {len(learner.tasks)} of "
         f"{len(checkpoint.state.tasks)} tasks",
-        "earlier_tasks": _earlier_tasks(config),
-        "dataset": dataset.name,
-        "dataset_revision": dataset.revision,
-        "training_images": sum(record.num_samples for record in records),
-        "images_seen": sum(record.num_images for record in records),
-        "split_sha256": checkpoint.state.split_sha256,
-        "seed": config.seed,
-        "class_order_seed": config.scenario.class_order_seed,
-        "pre_trained_weights": f"{weights.name}, file {weights.file}, SHA-256 {weights.sha256}",
-        "learner_settings": config.learner.model_dump(mode="json", exclude={"name"}),
-        "objective": config.objective.model_dump(mode="json"),
-        "optimization": config.optimization.model_dump(mode="json"),
-        "versions": result.versions if result else {"vbm_ptm": __version__},
-    }
+        earlier_tasks=_earlier_tasks(config),
+        dataset=dataset.name,
+        dataset_revision=dataset.revision,
+        training_images=sum(record.num_samples for record in records),
+        images_seen=sum(record.num_images for record in records),
+        split_sha256=checkpoint.state.split_sha256,
+        seed=config.seed,
+        class_order_seed=config.scenario.class_order_seed,
+        pre_trained_weights=f"{weights.name}, file {weights.file}, SHA-256 {weights.sha256}",
+        learner_settings=config.learner.model_dump(mode="json", exclude={"name"}),
+        objective=config.objective.model_dump(mode="json"),
+        optimization=config.optimization.model_dump(mode="json"),
+        versions=result.versions if result else {"vbm_ptm": __version__},
+    )
 
 
 def _earlier_tasks(config: RunConfig) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from vbm_ptm.building import Setup
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.storage.run_result import RESULT_VERSION, ExtensionRecord, RunResult, Status, Timings
+from vbm_ptm.storage.summary import summary
 from vbm_ptm.version import __version__
 
 
@@ -27,7 +28,7 @@ def run_result(setup: Setup, trainer: Trainer, *, status: Status, seconds: float
         groups_per_step=config.optimization.batch_size // config.view_batch.views_per_group,
         seed=config.seed,
         class_order_seed=config.scenario.class_order_seed,
-        metrics=trainer.matrix.summary(),
+        metrics=summary(trainer.matrix),
         accuracy_counts=trainer.matrix.to_dict(),
         class_names=scenario.class_names,
         tasks=tuple(

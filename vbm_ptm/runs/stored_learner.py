@@ -19,14 +19,15 @@ from vbm_ptm.config.run_config import dataset_spec
 from vbm_ptm.config.tree import is_within
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.images import decode_image
-from vbm_ptm.data.loaders import LoaderConfig
+from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.data.names import form
 from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.scenario import Scenario, Task
-from vbm_ptm.data.transforms import ViewTransforms
+from vbm_ptm.data.view_transforms import ViewTransforms
 from vbm_ptm.engine.acceleration import Accelerator, Device, build_accelerator, loaders_for
 from vbm_ptm.engine.contract import broken_scores
-from vbm_ptm.engine.evaluator import Evaluator, probabilities
+from vbm_ptm.engine.counting import probabilities
+from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyMatrix

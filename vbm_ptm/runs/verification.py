@@ -24,6 +24,7 @@ from vbm_ptm.runs.stored_learner import evaluate
 from vbm_ptm.storage.checkpoint import SKIPPING, Checkpoint, CheckpointStore, read_checkpoint
 from vbm_ptm.storage.locking import is_held
 from vbm_ptm.storage.run_result import RunResult
+from vbm_ptm.storage.summary import summary
 
 # Numbers of one formula on two machines.
 _TOLERANCE = 1e-9
@@ -132,7 +133,7 @@ def _check_result(result: RunResult, findings: Findings) -> AccuracyMatrix | Non
                 found=sum(cell.total for cell in row if cell),
                 remedy="a count was changed: the checkpoints hold the others",
             )
-    recomputed = dict(leaves(matrix.summary()))
+    recomputed = dict(leaves(summary(matrix)))
     for name, stored in leaves(result.metrics):
         if name in recomputed and not _agrees(stored, recomputed[name]):
             findings.add(

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from vbm_ptm.building import Setup, build, build_recipe, describe_step, describe_view_batch
+from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.run_config import RunConfig
-from vbm_ptm.data.loaders import Loaders, TrainLoader
+from vbm_ptm.data.loaders import Loaders
+from vbm_ptm.data.train_loader import TrainLoader
 from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.errors import UsageError
 from vbm_ptm.report.view_sheet import SampleViews, View, ViewSheet, Visit
+from vbm_ptm.runs.banner import describe_step, describe_view_batch
 from vbm_ptm.runs.resuming import earlier_state
 
 
@@ -129,9 +131,9 @@ def _facts(setup: Setup, index: int) -> dict[str, str]:
         "task": f"{index + 1} of {len(scenario.tasks)}: {len(task.classes)} classes, "
         f"{len(setup.benchmark.training_rows(task))} training images",
         "view batch": f"{describe_view_batch(config)}; a step has {describe_step(config)}",
-        "weak view": "; ".join(record["weak"]),
-        "strong view": f"the weak view, then {record['strong']}",
-        "size, mean, std": f"{record['image_size']} px; {_numbers(record['mean'])}; {_numbers(record['std'])}",
+        "weak view": "; ".join(record.weak),
+        "strong view": f"the weak view, then {record.strong}",
+        "size, mean, std": f"{record.image_size} px; {_numbers(record.mean)}; {_numbers(record.std)}",
     }
 
 

@@ -34,7 +34,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
-from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, CheckpointState, RunState
+from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, READABLE_VERSIONS, CheckpointState, RunState
 from vbm_ptm.storage.durable_files import as_json, remove_partials, write_directory, write_file
 from vbm_ptm.storage.save_schedule import check_interval
 
@@ -86,7 +86,7 @@ class Checkpoint:
     @property
     def is_finished(self) -> bool:
         """Whether that task is finished."""
-        return len(self.state.finished_shapes) > self.task_index
+        return self.state.num_finished > self.task_index
 
     def verify(self) -> None:
         """Make sure that every file is what was written.
@@ -254,7 +254,7 @@ class CheckpointStore:
             format_version=FORMAT_VERSION,
             task_index=index,
             weights_sha256=learner.backbone.weights.sha256 if learner.backbone.weights else None,
-            finished_shapes=tuple(learner.finished_shapes(task) for task in learner.tasks[:num_finished]),
+            num_finished=num_finished,
             files=tuple(sorted(digests)),
             config=self.config,
             **{name: getattr(state, name) for name in state.model_fields_set},
@@ -284,10 +284,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     digests = _digests(sums, path.name)
     if not sums or _digest(content) == digests.get(f"{path.name}/{_STATE}"):
         version = _format_version(content)
-        if version not in (None, FORMAT_VERSION):
+        if version not in (None, *READABLE_VERSIONS):
             raise UsageError(
                 f"checkpoint {path} has format version {version}; "
-                f"this version of vbm_ptm reads version {FORMAT_VERSION}."
+                f"this version of vbm_ptm reads versions {' and '.join(map(str, READABLE_VERSIONS))}."
             )
     if not sums or sums != _sums(digests, path.name):
         raise _damage(path / _SUMS, "damaged" if sums else "missing or empty")
@@ -312,12 +312,11 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
             "Give the same file by backbone.checkpoint."
         )
     tensors = checkpoint.tensors()
-    shapes = checkpoint.state.finished_shapes
-    tasks = checkpoint.state.tasks
+    tasks, num_finished = checkpoint.state.tasks, checkpoint.state.num_finished
     with seeded(0):  # what a task starts from is overwritten, but drawn
-        grow(learner, tasks[: len(shapes)], shapes)
+        grow(learner, tasks[:num_finished], tensors)
         if not checkpoint.is_finished:
-            learner.begin_task(tasks[len(shapes)])
+            learner.begin_task(tasks[num_finished])
     if learner.backbone_is_frozen:
         tensors |= {
             name: value for name, value in learner.state_dict().items() if name.startswith("backbone.")
@@ -325,11 +324,25 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     learner.load_state_dict(tensors)
 
 
-def grow(learner: Learner, tasks: Sequence[Task], shapes: Sequence[Mapping[str, Sequence[int]]]) -> None:
-    """Make room in a fresh learner for what it keeps of finished tasks, so that a strict load fits."""
-    for task, kept in zip(tasks, shapes, strict=True):
+def grow(learner: Learner, tasks: Sequence[Task], tensors: Mapping[str, Tensor]) -> None:
+    """Make room in a fresh learner for what it keeps of finished tasks, so that a strict load fits.
+
+    Args:
+        learner: Has begun no task.
+        tasks: The finished tasks.
+        tensors: What will be loaded.
+    """
+    for task in tasks:
+        prefix = f"statistics.{task.index}."
         learner.begin_task(task)
-        learner.allocate(task, kept)
+        learner.allocate(
+            task,
+            {
+                name.removeprefix(prefix): tuple(tensor.shape)
+                for name, tensor in tensors.items()
+                if name.startswith(prefix)
+            },
+        )
 
 
 def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

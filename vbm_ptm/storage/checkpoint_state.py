@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import model_validator
+
 from vbm_ptm.data.record import Record
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.storage.task_position import TaskPosition
 from vbm_ptm.storage.task_record import TaskRecord
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+# What can be read: version 4 also listed the shapes that the files of tensors say.
+READABLE_VERSIONS = (4, FORMAT_VERSION)
 
 
 class RunState(Record):
@@ -43,7 +48,7 @@ class RunState(Record):
     gradient_scaler: dict[str, Any] | None
     num_ranks: int
     num_threads: int
-    training: dict[str, Any] | None = None
+    training: TaskPosition | None = None
 
     @property
     def accuracies(self) -> AccuracyMatrix:
@@ -58,7 +63,7 @@ class CheckpointState(RunState):
         format_version: Of this layout.
         task_index: The task after which, or inside which, it was written, from 0.
         weights_sha256: The pre-trained weights; None for a backbone that the caller made.
-        finished_shapes: For each finished task, what ``Learner.allocate`` needs.
+        num_finished: Tasks that are finished.
         files: Files with tensors, relative to ``checkpoints``.
         config: The configuration of the run.
     """
@@ -66,6 +71,14 @@ class CheckpointState(RunState):
     format_version: int
     task_index: int
     weights_sha256: str | None
-    finished_shapes: tuple[dict[str, list[int]], ...]
+    num_finished: int
     files: tuple[str, ...]
     config: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_4(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "finished_shapes" in values:
+            rest = {name: value for name, value in values.items() if name != "finished_shapes"}
+            return rest | {"num_finished": len(values["finished_shapes"])}
+        return values

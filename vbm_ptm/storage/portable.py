@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from vbm_ptm.backbones import Preprocessing, WeightsRecord, build_backbone
+from vbm_ptm.data.record import Record
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.transforms import TransformsConfig
 from vbm_ptm.errors import UsageError
@@ -33,6 +34,50 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 
+class TrainingRecord(Record):
+    """What training recorded, for people to read, without paths of the machine.
+
+    Attributes:
+        learner: Name of the method.
+        preset: Of its settings.
+        views: V.
+        scenario: Its kind, and how many of its tasks are finished.
+        earlier_tasks: Of an extended run: what data set and settings do not cover.
+        dataset: Name of the data set.
+        dataset_revision: Its revision on the hub.
+        training_images: Training images of all tasks.
+        images_seen: Views that training showed.
+        split_sha256: Which image is in which split and class.
+        seed: Of training.
+        class_order_seed: Of the order of classes.
+        pre_trained_weights: Their name, file and hash.
+        learner_settings: Settings of the method.
+        objective: Settings of the loss.
+        optimization: Settings of the optimizer.
+        versions: Of the libraries.
+        metrics: Every number of the accuracy matrix.
+    """
+
+    learner: str
+    preset: str | None = None
+    views: int | None = None
+    scenario: str | None = None
+    earlier_tasks: str | None = None
+    dataset: str | None = None
+    dataset_revision: str | None = None
+    training_images: int | None = None
+    images_seen: int | None = None
+    split_sha256: str | None = None
+    seed: int | None = None
+    class_order_seed: int | None = None
+    pre_trained_weights: str | None = None
+    learner_settings: dict[str, Any] | None = None
+    objective: dict[str, Any] | None = None
+    optimization: dict[str, Any] | None = None
+    versions: dict[str, str] | None = None
+    metrics: dict[str, Any] | None = None
+
+
 class PortableConfig(Settings):
     """All that the folder says of a learner but its weights.
 
@@ -42,7 +87,6 @@ class PortableConfig(Settings):
         learner: The method's settings, its name among them.
         num_tasks: Tasks that the learner was planned for.
         tasks: Tasks that it has finished.
-        finished_shapes: What ``Learner.allocate`` needs for each of them.
         class_names: Names of all seen classes, by class index.
         backbone: The pre-trained weights that training began with.
         preprocessing: How images are prepared for them.
@@ -55,11 +99,10 @@ class PortableConfig(Settings):
     """
 
     library_name: Literal["vbm_ptm"] = "vbm_ptm"
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 2
     learner: dict[str, Any]
     num_tasks: int
     tasks: tuple[Task, ...]
-    finished_shapes: tuple[dict[str, tuple[int, ...]], ...]
     class_names: tuple[str, ...]
     backbone: WeightsRecord
     preprocessing: Preprocessing
@@ -68,7 +111,14 @@ class PortableConfig(Settings):
     evaluation_batch_size: int
     precision: Literal["single", "half"]
     sha256: str
-    record: dict[str, Any]
+    record: TrainingRecord
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_1(cls, values: Any) -> Any:
+        if isinstance(values, dict):  # version 1 also listed the shapes that the file of weights says
+            return {name: value for name, value in values.items() if name != "finished_shapes"}
+        return values
 
 
 def is_portable(folder: Path) -> bool:
@@ -85,7 +135,7 @@ def write_portable(
     mixed_precision: PrecisionSetting,
     evaluation_batch_size: int,
     is_half: bool,
-    record: Mapping[str, Any],
+    record: TrainingRecord,
     more_files: Mapping[str, str],
 ) -> PortableConfig:
     """Write a learner and all that it needs; the folder is there as a whole or not at all.
@@ -115,10 +165,6 @@ def write_portable(
         learner=learner.config.model_dump(mode="json"),
         num_tasks=learner.num_tasks,
         tasks=tuple(learner.tasks),
-        finished_shapes=tuple(
-            {name: tuple(shape) for name, shape in learner.finished_shapes(task).items()}
-            for task in learner.tasks
-        ),
         class_names=class_names[: learner.num_seen_classes],
         backbone=learner.backbone.weights,
         preprocessing=learner.backbone.preprocessing,
@@ -127,7 +173,7 @@ def write_portable(
         evaluation_batch_size=evaluation_batch_size,
         precision="half" if is_half else "single",
         sha256=hashlib.sha256(content).hexdigest(),
-        record=dict(record),
+        record=record,
     )
     files = {name: text.encode() for name, text in more_files.items()}
     described = config.model_dump_json(indent=1).encode() + b"\n"
@@ -172,8 +218,9 @@ def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
         learner = found(
             backbone, found.config_class.model_validate(config.learner), num_tasks=config.num_tasks
         )
-        grow(learner, config.tasks, config.finished_shapes)
-    learner.load_state_dict(tensors_from_bytes(content))  # into single precision, whatever is stored
+        tensors = tensors_from_bytes(content)
+        grow(learner, config.tasks, tensors)
+    learner.load_state_dict(tensors)  # into single precision, whatever is stored
     return learner.eval(), config
 
 

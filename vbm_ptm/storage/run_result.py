@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from vbm_ptm.backbones import WeightsRecord
-from vbm_ptm.data.record import DataRecord, Record
+from vbm_ptm.data.record import DataRecord, Record, TransformsRecord
 from vbm_ptm.errors import UsageError
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.storage.task_record import TaskFacts, TaskTimings
@@ -103,7 +103,7 @@ class RunResult(Record):
     dataset_settings: str = ""
     split_sha256: str
     data: DataRecord
-    transforms: dict[str, Any]
+    transforms: TransformsRecord
     config: dict[str, Any]
     versions: dict[str, str]
     num_ranks: int

@@ -3,17 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vbm_ptm.data.view_batch import ViewBatch
-from vbm_ptm.engine.task_training import cut_into_micro_batches
+from vbm_ptm.data.views import ViewBatch
 
 
 @pytest.mark.parametrize(
     ("num_groups", "sizes"), [(5, [1, 2, 2]), (6, [2, 2, 2]), (2, [0, 1, 1]), (0, [0, 0, 0])]
 )
-def test_cut_into_micro_batches__keeps_groups_whole(num_groups: int, sizes: list[int]) -> None:
+def test_view_batch__is_cut_into_whole_groups(num_groups: int, sizes: list[int]) -> None:
     ids = torch.arange(num_groups)
     batch = ViewBatch(ids[:, None, None, None, None].expand(-1, 4, 3, 2, 2), ids + 10, ids, 9)
-    parts = cut_into_micro_batches(batch, 3)
+    parts = batch.micro_batches(3)
     assert [part.num_groups for part in parts] == sizes
     assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
     assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)

@@ -1,4 +1,4 @@
-"""Linear classifiers: one per task, side by side, and one by cosines.
+"""One linear classifier per task, side by side.
 
 A module per task keeps finished tasks bit-frozen: neither weight decay nor stale momentum moves them.
 Shapes: N images, D width, K columns.
@@ -6,12 +6,10 @@ Shapes: N images, D width, K columns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class TaskHead(nn.Linear):
@@ -22,53 +20,6 @@ class TaskHead(nn.Linear):
         nn.init.trunc_normal_(self.weight, std=0.02)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-
-class SharedHead(nn.Linear):
-    """One linear layer for all classes, with torch's initialisation; columns may be added.
-
-    Args:
-        width: D.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, 0)
-
-    def reset_parameters(self) -> None:
-        """Draw all weights from the global generator."""
-        if self.out_features:
-            super().reset_parameters()
-
-    def widen(self, num_columns: int) -> None:
-        """Have at least this many columns; new ones are drawn from the global generator, the others stay."""
-        old = self.out_features
-        if num_columns <= old:
-            return
-        wider = nn.Linear(self.in_features, num_columns).to(self.weight)
-        with torch.no_grad():
-            wider.weight[:old], wider.bias[:old] = self.weight, self.bias
-        self.out_features, self.weight, self.bias = num_columns, wider.weight, wider.bias
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the logits (N,K) of features (N,D), as ``TaskHeads.forward_task`` without autocast."""
-        with torch.autocast(input.device.type, enabled=False):
-            return super().forward(input.to(self.weight.dtype))
-
-
-class CosineTaskHead(TaskHead):
-    """Cosines between features and rows of a weight from a truncated normal with std 0.02; there is no bias.
-
-    Args:
-        width: D.
-        num_classes: K.
-    """
-
-    def __init__(self, width: int, num_classes: int) -> None:
-        super().__init__(width, num_classes, bias=False)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return cosines (N,K) for features (N,D)."""
-        return F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T
 
 
 class TaskHeads(nn.Module):
@@ -136,31 +87,3 @@ class TaskHeads(nn.Module):
         for name, parameter in head.named_parameters():
             for own, rows in zip(self.tasks, parameter.split(self.sizes), strict=True):
                 own.get_parameter(name).copy_(rows)
-
-
-class CosineHead(nn.Module):
-    """scale * cos(feature, row of the weight), with a scale that is trained and starts at 1.
-
-    Args:
-        width: D.
-        num_classes: K.
-    """
-
-    def __init__(self, width: int, num_classes: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(width)
-        self.weight = nn.Parameter(torch.empty(num_classes, width).uniform_(-bound, bound))
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def widen(self, num_classes: int) -> None:
-        """Have this many columns; new ones are drawn from the global generator, the others stay."""
-        old, width = self.weight.shape
-        wider = CosineHead(width, num_classes).weight.detach().to(self.weight)
-        wider[:old] = self.weight.detach()
-        self.weight = nn.Parameter(wider)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits (N,K) for features (N,D), not rounded by autocast."""
-        with torch.autocast(features.device.type, enabled=False):
-            features = features.to(self.weight.dtype)
-            return self.scale * (F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T)

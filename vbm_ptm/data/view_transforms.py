@@ -1,0 +1,111 @@
+"""From an upright RGB image to a view of 8 bit: the weak, the strong and the evaluation transform; and to the input.
+
+Views travel to the device as they are, a quarter of the bytes of floats, and are normalised there.
+Shapes: C channels (3), H = W = the backbone's image size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+from vbm_ptm.data.record import TransformsRecord
+
+Rgb = tuple[float, float, float]
+
+# Of an image, in multiples of its shorter side; the evaluation looks at the middle square alone.
+_LONGEST = 32
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """From views to what a network takes: values as its weights were trained on.
+
+    Attributes:
+        mean: Per channel, of values in 0..1.
+        std: Per channel.
+    """
+
+    mean: Rgb
+    std: Rgb
+
+    def __call__(self, views: Tensor) -> Tensor:
+        """Return views (...,C,H,W) uint8 as float32, on their device; every device computes the same values."""
+        values: Tensor = functional.to_dtype(views, torch.float32, scale=True)
+        return values.sub_(_channels(self.mean, views.device)).div_(_channels(self.std, views.device))
+
+
+@cache
+def _channels(values: Rgb, device: torch.device) -> Tensor:
+    """Return one value per channel (C,1,1), copied to the device once: every copy would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class ViewTransforms:
+    """The three transforms of a run; all draws come from torch's default CPU generator.
+
+    A strong view starts with the draws of the weak one, so under one seed both show the same crop.
+
+    Attributes:
+        weak_operation: RGB image -> RGB image, the baseline's own training transform.
+        strong_operation: RGB image -> RGB image, what a strong view adds to a weak one.
+        evaluation_operation: RGB image -> RGB image, without randomness.
+        normalization: Views -> input of the network.
+        record: What the transforms do, for the result of a run.
+        draft_size: As of ``decode_image``, for the images that they get.
+    """
+
+    weak_operation: v2.Transform
+    strong_operation: v2.Transform
+    evaluation_operation: v2.Transform
+    normalization: Normalization
+    record: TransformsRecord
+    draft_size: int | None = None
+
+    def weak(self, image: Image.Image) -> Tensor:
+        """Draw a weak view, (C,H,W) uint8."""
+        return _to_tensor(self.weak_operation(_rgb_image(image)))
+
+    def strong(self, image: Image.Image) -> Tensor:
+        """Draw a strong view, (C,H,W) uint8."""
+        return _to_tensor(self.strong_operation(self.weak_operation(_rgb_image(image))))
+
+    def evaluate(self, image: Image.Image) -> Tensor:
+        """Return the one view that features and predictions are made from, (C,H,W) uint8."""
+        return _to_tensor(self.evaluation_operation(_without_long_ends(_rgb_image(image))))
+
+    def to_input(self, views: Tensor, device: torch.device) -> Tensor:
+        """Move views (...,C,H,W) uint8 to a device, and return them normalised, float32."""
+        return self.normalization(views.to(device, non_blocking=True))
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    values: Tensor = functional.pil_to_tensor(image)
+    return values
+
+
+def _without_long_ends(image: Image.Image) -> Image.Image:
+    """Return the middle of a very long image, of which the centre crop takes a part: enlarged whole it fills memory."""
+    shorter, longer = sorted(image.size)
+    excess = (longer - _LONGEST * shorter) // 2
+    if excess <= 0:
+        return image
+    left, top = (excess, 0) if image.width == longer else (0, excess)
+    return image.crop((left, top, image.width - left, image.height - top))
+
+
+def _rgb_image(image: Image.Image) -> Image.Image:
+    """Refuse what would be augmented wrongly without an error: tensors, floats, other modes."""
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"transforms take a PIL image of mode RGB, not a {type(image).__name__}.")
+    if image.mode != "RGB":
+        raise TypeError(f"transforms take a PIL image of mode RGB, not {image.mode}; use decode_image.")
+    return image

@@ -1,0 +1,135 @@
+"""What is shown of a task while it is trained, and what is kept of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.engine.fingerprint import TaskFingerprints
+from vbm_ptm.engine.task_training import TaskTraining
+from vbm_ptm.engine.tracking import ProgressDisplay
+from vbm_ptm.metrics import AccuracyMatrix
+from vbm_ptm.storage.task_record import TaskRecord
+
+
+class TaskDisplay:
+    """Shows where a run is in one of its tasks.
+
+    Args:
+        display: Of the whole run.
+        task: The task.
+        num_tasks: Tasks of the run.
+        num_epochs: Epochs of each.
+        log_every: Steps between two readings of the losses.
+    """
+
+    def __init__(
+        self, display: ProgressDisplay, task: Task, *, num_tasks: int, num_epochs: int, log_every: int
+    ) -> None:
+        self._display = display
+        self._where = f"task {task.index + 1}/{num_tasks}"
+        self._num_epochs = num_epochs
+        self._log_every = log_every
+
+    def line(self, text: str) -> None:
+        """Print a line that stays."""
+        self._display.line(text)
+
+    def stage(self, name: str) -> None:
+        """Show what is done beside training steps."""
+        self._display.show(f"{self._where} · {name}")
+
+    def skip(self, num_steps: int) -> None:
+        """Count steps that were planned before anybody could know that there is nothing to train."""
+        self._display.advance(num_steps)
+
+    def epoch(self, epoch: int) -> str:
+        """Show which epoch is trained, counted from 0; return it in words."""
+        where = f"{self._where} · epoch {epoch + 1}/{self._num_epochs}"
+        self._display.show(where)
+        return where
+
+    def step(self, training: TaskTraining, epoch: int) -> None:
+        """Show what is known of the step that was taken last, in this epoch."""
+        where = f"{self._where} · epoch {epoch + 1}/{self._num_epochs}"
+        self._display.advance()
+        if training.num_steps % self._log_every == 0:
+            self._display.show(where, training.readings.read())
+        if training.step == 0 or training.is_complete:
+            self._display.end_epoch(where, training.readings.end_epoch())
+
+
+def task_record(
+    task: Task,
+    training: TaskTraining,
+    *,
+    parameters: dict[str, int],
+    prints: TaskFingerprints,
+    num_test_images: int,
+    learner_report: dict[str, Any],
+    measured: Mapping[str, Any],
+    seconds: Mapping[str, Any],
+) -> TaskRecord:
+    """Return what is kept of a finished task.
+
+    Args:
+        task: The task.
+        training: After its last step.
+        parameters: Trained and frozen ones, by group.
+        prints: Fingerprints of the learner at the end.
+        num_test_images: Images that accuracy was measured on, over all ranks.
+        learner_report: What the learner and its buffer say.
+        measured: Other fields of the record.
+        seconds: Its fields of time, not rounded.
+    """
+    counts = training.visits.counts
+    return TaskRecord(
+        task_index=task.index,
+        num_samples=len(training.rows),
+        num_views=training.num_views,
+        num_steps=training.num_steps,
+        num_images=training.num_images,
+        num_skipped_steps=training.readings.num_skipped,
+        num_test_images=num_test_images,
+        min_visits=int(counts.min(initial=training.num_steps)),
+        max_visits=int(counts.max(initial=0)),
+        recall_interval=training.visits.recall_interval(),
+        summed_rate=training.visits.summed_rate(),
+        learner_report=learner_report,
+        parameters=parameters,
+        frozen_sha256=prints.frozen_sha256,
+        trained_sha256=prints.trained_sha256,
+        **training.costs(),
+        **measured,
+        **{name: round(value, 3) for name, value in seconds.items()},
+    )
+
+
+def task_line(
+    task: Task, record: TaskRecord, matrix: AccuracyMatrix, *, num_tasks: int, first_task: int
+) -> str:
+    """Return a line on a finished task.
+
+    Args:
+        task: The task.
+        record: What is kept of it.
+        matrix: The accuracies up to this task.
+        num_tasks: Tasks of the run.
+        first_task: The test images of the tasks before this one are not here.
+    """
+    accuracy, own = matrix.curve()[-1], matrix.accuracy(-1, -1)
+    shown = "n/a" if accuracy is None else f"{accuracy:.2f} %"
+    if first_task and own is not None:
+        shown += f", on its own test images {own:.2f} %"
+    visits = f"{record.min_visits}"
+    if record.max_visits > record.min_visits:
+        visits += f" to {record.max_visits}"
+    trained = (
+        f"{record.num_steps} steps, {record.num_images} images, {visits} visits of {record.num_views} views"
+    )
+    return (
+        f"task {task.index + 1}/{num_tasks} done: {len(task.classes)} classes, {record.num_samples} samples, "
+        f"{trained if record.num_steps else 'nothing to train'}; accuracy over all seen classes {shown}; "
+        f"{record.seconds:.1f} s"
+    )

@@ -1,0 +1,100 @@
+"""The test images of tasks in batches, with queries that are not computed twice.
+
+Shapes: N images, C colour channels, H x W pixels, D backbone width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vbm_ptm.data.loaders import Loaders
+from vbm_ptm.data.scenario import Task
+from vbm_ptm.engine.query_cache import QueryCache
+from vbm_ptm.learners.base import Learner
+
+
+class TaskBatch(NamedTuple):
+    """Test images of one task.
+
+    Attributes:
+        position: Of the task, among those that are measured.
+        rows: (N,) row numbers in the split.
+        images: (N,C,H,W), or empty where the prediction is a function of queries that are known.
+        query: (N,D) if the learner's queries never change.
+        labels: (N,) class indices.
+    """
+
+    position: int
+    rows: Tensor
+    images: Tensor
+    query: Tensor | None
+    labels: Tensor
+
+
+class TestImages:
+    """Brings the test images of tasks to each rank: its own part of them.
+
+    Args:
+        accelerator: Devices, ranks and precision.
+        loaders: Bring the images.
+    """
+
+    __test__ = False  # for pytest, which takes every such name for its own
+
+    def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
+        self.accelerator = accelerator
+        self.loaders = loaders
+        self._queries = QueryCache(len(loaders.benchmark.datasets.test))
+
+    def batches(
+        self, learner: Learner, tasks: Sequence[Task], rows: Sequence[NDArray[np.int64]]
+    ) -> Iterator[TaskBatch]:
+        """Yield the images of each task in turn.
+
+        A batch holds images of one task, so that an image is measured among the same others after every task.
+
+        Args:
+            learner: In evaluation mode.
+            tasks: The tasks.
+            rows: (n,) row numbers of the test split for each of them.
+        """
+        test, device = self.loaders.benchmark.datasets.test, self.accelerator.device
+        to_input = self.loaders.benchmark.transforms.to_input
+        labels_of_rows = torch.from_numpy(self.loaders.benchmark.class_indices(test))
+        if learner.query_is_fixed:
+            self._queries.begin(learner)
+        parts = [
+            (position, part) for position, own in enumerate(rows) for part in self.loaders.parts_of_rank(own)
+        ]
+        is_loaded = [
+            has_expert(learner, tasks[position])
+            or not (learner.query_is_fixed and learner.predicts_from_query and self._queries.knows(part))
+            for position, part in parts
+        ]
+        wanted = [part for (_, part), is_needed in zip(parts, is_loaded, strict=True) if is_needed]
+        loaded = iter(self.loaders.evaluation(test, wanted))
+        for (position, part), is_needed in zip(parts, is_loaded, strict=True):
+            images = to_input(next(loaded).images, device) if is_needed else torch.empty(0)
+            query: Tensor | None = None
+            if learner.query_is_fixed:
+                if not self._queries.knows(part):
+                    with self.accelerator.autocast():
+                        self._queries.put(part, learner.query(images))
+                query = self._queries.get(part, device)
+            yield TaskBatch(position, torch.tensor(part), images, query, labels_of_rows[part])
+
+
+def has_expert(learner: Learner, task: Task) -> bool:
+    """Return whether a task has an expert whose accuracy is worth counting.
+
+    In the domain-incremental scenario tasks share their classes, so that there is no task-incremental accuracy; joint
+    training evaluates tasks that it was not divided into.
+    """
+    return learner.has_task_experts and task.domain is None and task in learner.tasks

@@ -1,0 +1,43 @@
+"""The settings of the training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from vbm_ptm.engine.acceleration import Tracker
+from vbm_ptm.engine.interruption import STOP_SIGNALS, StopSignal
+from vbm_ptm.settings import PrecisionSetting, Settings
+
+
+class TrainerConfig(Settings):
+    """How the loop runs.
+
+    Attributes:
+        max_steps_per_task: Stop each task after so many steps (a smoke run); null for all epochs.
+        log_every: Steps between two readings of the losses, which stay on the device until then.
+        mixed_precision: "no", "bf16" or "fp16" through Accelerate. "auto" is bf16 where the device has units for it
+            (GPUs with bf16, CPUs with AMX or AVX512-BF16), else "no"; a run stores which of the two, and keeps it.
+        rank_timeout_minutes: How long a rank waits for the others, at the start and in every exchange.
+        trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
+        stop_signals: Signals that save the run and end it, besides SIGINT and SIGTERM: what batch systems send before
+            time is up, and what a closed terminal sends.
+        evaluate_every_epoch: After every epoch, measure the accuracy on training and test images of the task, and from
+            it the paper's degree of forgetting and what samples lose between two visits. Weights stay what they are.
+        feature_drift: Measure how far each task moves the features of the test images.
+    """
+
+    max_steps_per_task: int | None = Field(default=None, ge=1)
+    log_every: int = Field(default=10, ge=1)
+    mixed_precision: PrecisionSetting = "auto"
+    rank_timeout_minutes: float = Field(default=10.0, gt=0)
+    trackers: tuple[Tracker, ...] = ()
+    stop_signals: tuple[StopSignal, ...] = STOP_SIGNALS
+    evaluate_every_epoch: bool = False
+    feature_drift: bool = False
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _take_one_name(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
