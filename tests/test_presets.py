@@ -407,8 +407,13 @@ EMBEDDED: dict[str, Numbers] = {
     "nearest_mean": {},
     "ran_pac": {},
     "slca_pp": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
-    | own(first_update_learning_rate_scale=0.1, alignment_epochs=100, alignment_learning_rate=0.1),
-    "tuna": schedule(optimizer="sgd", learning_rate=3e-3, schedule="cosine", weight_decay=5e-4)
+    | own(
+        first_update_learning_rate_scale=0.1,
+        alignment_epochs=100,
+        alignment_learning_rate=0.1,
+        logit_normalization_temperature=None,
+    ),
+    "tuna": schedule(optimizer="sgd", learning_rate=1e-3, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),
     "hide_prompt": schedule(optimizer="adam", learning_rate=3e-3, clip_gradient_norm=1.0)
     | own(head_learning_rate_scale=1, identity_learning_rate_scale=1, alignment_learning_rate=0.05),
