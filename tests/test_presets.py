@@ -417,7 +417,7 @@ EMBEDDED: dict[str, Numbers] = {
     | own(adapter_width=16),
     "hide_prompt": schedule(optimizer="adam", learning_rate=3e-3, clip_gradient_norm=1.0)
     | own(head_learning_rate_scale=1, identity_learning_rate_scale=1, alignment_learning_rate=0.05),
-    "inf_lora": schedule(optimizer="adam", learning_rate=2e-3, schedule="quarter_cosine") | own(rank=10),
+    "inf_lora": schedule(optimizer="adam", learning_rate=5e-3, schedule="quarter_cosine") | own(rank=10),
     "ease": schedule(optimizer="sgd", learning_rate=0.1, schedule="cosine", weight_decay=5e-4)
     | own(adapter_width=16),
     "aper": schedule(optimizer="sgd", learning_rate=0.01, schedule="cosine", weight_decay=5e-4)
