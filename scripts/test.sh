@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash scripts/test.sh                          the quick tests: one process each
+# bash scripts/test.sh                          the quick tests: one process each, about 90 s on two idle cores
 # bash scripts/test.sh --full                   these and whole runs, several processes, a wheel; with the coverage floor
 # bash scripts/test.sh tests/data -k sampler    what pytest's own arguments select, slow tests included
 set -euo pipefail
