@@ -824,9 +824,13 @@ class TestReports:
 
             def __init__(self) -> None:
                 self.lines: list[tuple[int, set[str]]] = []
+                self.pictures: set[int] = set()
 
             def log(self, values: dict[str, float], step: int) -> None:
                 self.lines.append((step, set(values)))
+
+            def log_images(self, values: dict[str, Any], step: int) -> None:
+                self.pictures.add(step)
 
         for name in ("finetune", "nearest_mean"):
             recorder = Recorder()
@@ -837,4 +841,5 @@ class TestReports:
             assert steps == sorted(set(steps))
             accuracies = [step for step, names in recorder.lines if names == {"accuracy_over_seen_classes"}]
             assert len(accuracies) == 3
+            assert recorder.pictures == set(accuracies)
             assert len(steps) == (3 if name == "nearest_mean" else 3 * 3 + 3)
