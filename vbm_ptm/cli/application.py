@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from vbm_ptm.cli import finished, inspection, studies, training, verification, views, watching
+from vbm_ptm.cli import finished, inspection, reporting, studies, training, verification, views, watching
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure
 from vbm_ptm.launch import (
@@ -68,6 +68,7 @@ app.command()(_alone(finished.predict))
 app.command()(_alone(finished.export))
 app.command()(_alone(finished.diff))
 app.command()(_alone(verification.verify))
+app.command()(_alone(reporting.report))
 app.command("list")(_alone(inspection.list_names))
 app.command()(_alone(inspection.check))
 app.command()(_alone(inspection.split))

@@ -88,8 +88,17 @@ def show_plan(
     )
 
 
-def show_study(collected: Collected, *, details: bool = False) -> None:
-    """Print the tables of a study; leave with exit code 1 if a run of it failed."""
+def show_study(
+    collected: Collected, *, folder: Path, page: Path | None = None, details: bool = False
+) -> None:
+    """Print the tables of a study; leave with exit code 1 if a run of it failed.
+
+    Args:
+        collected: What it has measured.
+        folder: Where its runs lie.
+        page: The report on it, if it has been written.
+        details: Show the other numbers too.
+    """
     if is_main_process():
         from vbm_ptm.report.tables import effect_lines, measures_table, missing_lines, study_table
 
@@ -106,5 +115,6 @@ def show_study(collected: Collected, *, details: bool = False) -> None:
                 console.print(f"  {directory}", soft_wrap=True)
         for line in missing_lines([*collected.failed, *collected.missing]):
             console.print(line, soft_wrap=True)
+        console.print(f"report: {page or f'vbm-ptm report {folder}'}", soft_wrap=True)
     if collected.failed:
         raise typer.Exit(1)

@@ -74,6 +74,10 @@ def study(
             help="Show means over tasks, top-5 accuracy and what was measured in training.",
         ),
     ] = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report", metavar="", help="Write report.html beside the runs, as 'report' does."),
+    ] = False,
     device: DeviceName = None,
 ) -> None:
     """Run what is not finished of a study and collect it; repeat the command to go on."""
@@ -104,7 +108,12 @@ def study(
     if table is not None and is_main_process():
         protocol = plan_study(read, output=folder, only=only or ())
         _show_published(table, planned, protocol=protocol, folder=folder)
-    show_study(collected, details=details)
+    page = None
+    if report and is_main_process():
+        from vbm_ptm.reporting import write_report
+
+        page, *_ = write_report([folder], output=folder / "report.html")
+    show_study(collected, folder=folder, page=page, details=details)
 
 
 def _data_settings(items: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -72,7 +72,7 @@ def train(
         planned_runs = plan_runs(label, line=label, output=folder, overrides=chosen, **several, **sources)
         with how_to_go_on("Go on with the same command and --resume."):
             collected = execute(planned_runs, output=folder, skip_damaged=skip_damaged)
-        show_study(collected)
+        show_study(collected, folder=folder)
         return
 
     from vbm_ptm.experiment import run
@@ -93,7 +93,7 @@ def train(
         )
     label = f"{planned.config.learner.name}-v{planned.config.view_batch.num_views}"
     shown = replace(planned, label=label, output=folder)
-    show_study(collect([measured_run(shown, RunResult.model_validate(result))]))
+    show_study(collect([measured_run(shown, RunResult.model_validate(result))]), folder=folder)
 
 
 def _default_output(config: Any, *, ending: str = "") -> Path:

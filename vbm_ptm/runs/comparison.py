@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vbm_ptm.config.tree import changes
+from vbm_ptm.config.tree import changes, leaves
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.storage.run_result import RunResult
 
@@ -32,6 +32,18 @@ def compare_runs(one: Path, two: Path) -> dict[str, Section]:
         facts, others = _facts(results[0]), _facts(results[1])
         compared |= {section: changes(facts[section], others[section]) for section in facts}
     return compared
+
+
+def compared_facts(run: Path) -> dict[str, dict[str, Any]]:
+    """Return, by section and name, all that ``compare_runs`` compares of a run; settings by their dotted paths.
+
+    Raises:
+        UsageError: It is no run directory.
+    """
+    directory = RunDirectory(run)
+    facts: dict[str, dict[str, Any]] = {"settings": dict(leaves(directory.config().model_dump(mode="json")))}
+    result = directory.result()
+    return facts | (_facts(result) if result else {})
 
 
 def _facts(result: RunResult) -> dict[str, dict[str, Any]]:

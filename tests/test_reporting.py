@@ -1,0 +1,171 @@
+"""A report's page: its numbers are those of the results, it loads nothing, and it stays small and quick."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import miniatures
+import pytest
+import yaml
+
+from vbm_ptm.cli import main
+from vbm_ptm.errors import UsageError
+from vbm_ptm.experiment import run
+from vbm_ptm.reporting import find_runs, read_run, write_report
+
+STORED = Path(__file__).parent / "storage" / "result.json"
+
+
+class Shown(HTMLParser):
+    """What a page shows: cells with the number's place in a result, all text, and every address."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.cells: list[tuple[str, str]] = []
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.alternatives: list[str] = []
+        self._source: str | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.add(tag)
+        self._source = values.get("data-source")
+        self.addresses += [str(values[name]) for name in ("src", "href", "xlink:href") if name in values]
+        if tag == "svg":
+            self.alternatives.append(str(values.get("aria-label")))
+
+    def handle_data(self, data: str) -> None:
+        if self._source is not None:
+            self.cells.append((self._source, data))
+            self._source = None
+
+
+def stored_run(folder: Path, *, seed: int = 1993, **changes: Any) -> dict[str, Any]:
+    """Write a run directory with the result of a real run of five tasks."""
+    folder.mkdir(parents=True)
+    result: dict[str, Any] = json.loads(STORED.read_text()) | {"seed": seed} | changes
+    result["config"]["seed"] = seed
+    (folder / "config.yaml").write_text(yaml.safe_dump(result["config"]))
+    (folder / "result.json").write_text(json.dumps(result))
+    step = {"event": "step", "task": 0, "epoch": 0, "step": 0, "learning_rates": {"heads": 0.01}, "loss": 1.5}
+    (folder / "log.jsonl").write_text(json.dumps(step) + '\n{"event": "st')
+    return result
+
+
+def at(value: Any, path: str) -> Any:
+    for name in path.split("/"):
+        value = value[int(name)] if isinstance(value, list) else value[name]
+    return value
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[dict[str, Any]]]:
+    """The files of a report on two finished runs and one that was stopped, and the results of all three."""
+    folder = tmp_path_factory.mktemp("report")
+    study = folder / "study"
+    results = [stored_run(study / "l2p-v4" / f"seed_{seed}-order_1993", seed=seed) for seed in (1, 2)]
+    results.append(stored_run(study / "stopped", status="interrupted"))
+    return write_report([study], output=folder / "report.html"), results
+
+
+Written = tuple[list[Path], list[dict[str, Any]]]
+
+
+def test_report__shows_the_numbers_of_the_results(written: Written) -> None:
+    (page, *figures), results = written
+    text = page.read_text()
+    shown = Shown(text)
+    assert len(shown.cells) > 3 * 5 + 2 * 5
+    for source, told in shown.cells:
+        position, _, path = source.partition("/")
+        value = at(results[int(position)], path)
+        assert told == (f"{value:.2f}" if isinstance(value, float) else str(value)), source
+    assert {int(source.partition("/")[0]) for source, _ in shown.cells} == {0, 1, 2}
+    assert "interrupted, 5 of 5 tasks are finished" in text
+    assert "7.22 ± 0.00" in text  # equal runs: the interrupted one is in no mean
+    assert {figure.suffix for figure in figures} == {".svg", ".pdf"}
+    assert all(figure.is_file() and figure.parent == page.parent / "figures" for figure in figures)
+
+
+def test_report__is_one_file_that_loads_nothing(written: Written) -> None:
+    text = written[0][0].read_text()
+    shown = Shown(text)
+    assert "script" not in shown.tags
+    assert all(address.startswith(("#", "data:")) for address in shown.addresses)
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", text)
+    assert len(shown.alternatives) == text.count("<figure>") > 5
+    assert all(len(alternative) > 20 for alternative in shown.alternatives)
+    assert text.count("<figure>") == text.count("<summary>Numbers</summary>")
+    drawings = " ".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawings)  # colours follow the theme
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_read_run__tells_what_is_not_finished(tmp_path: Path) -> None:
+    stored_run(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    found = read_run(tmp_path / "run", "a")
+    assert (found.measured, found.result, found.state) == (None, None, "no result yet, 0 tasks are finished")
+    assert found.log.num_torn == 1
+    (page, *_) = write_report([tmp_path / "run"], output=tmp_path / "page.html")
+    assert "The run is not finished yet." in page.read_text()
+
+
+def test_find_runs__of_a_study_are_named_by_its_lines(tmp_path: Path) -> None:
+    for name in ("one/seed_1-order_2", "two"):
+        stored_run(tmp_path / name)
+    assert [label for _, label in find_runs(tmp_path)] == ["one", "two"]
+    assert find_runs(tmp_path / "two") == [(tmp_path / "two", "two")]
+    with pytest.raises(UsageError, match="nothing"):
+        find_runs(tmp_path / "nothing")
+
+
+@pytest.mark.slow
+def test_report__of_thirty_runs_of_twenty_tasks_is_small_and_quick(
+    toy_tree: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = miniatures.write_toy_folder(
+        tmp_path / "images", [f"class_{index:02d}" for index in range(40)], num_train=6, num_test=4
+    )
+    tree = toy_tree("l2p")
+    tree["dataset"]["path"] = str(images)
+    tree["scenario"]["num_tasks"] = 20
+    tree["trainer"] |= {"evaluate_every_epoch": True, "feature_drift": True}
+    study = tmp_path / "study"
+    run(tree, output=study / "line_0" / "seed_0")
+    for number in range(1, 30):
+        copy = study / f"line_{number // 3}" / f"seed_{number}"
+        ignored = shutil.ignore_patterns("checkpoints", ".lock")
+        shutil.copytree(study / "line_0" / "seed_0", copy, ignore=ignored)
+    assert main(["report", str(study)]) == 0
+    page = study / "report.html"
+    assert f"report: {page}" in capsys.readouterr().out
+    assert page.stat().st_size < 5_000_000
+    assert len(re.findall("<img ", page.read_text())) > 0
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        return
+    seconds = []
+    for address in ("about:blank", page.as_uri()):
+        started = time.monotonic()
+        command = [
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+        ]
+        subprocess.run([*command, address], check=True, capture_output=True, timeout=120)
+        seconds.append(time.monotonic() - started)
+    assert seconds[1] - seconds[0] < 2

@@ -1,0 +1,26 @@
+"""The command that writes a page on runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vbm_ptm.cli.printing import stdout
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The page; report.html in the first of them without it.")
+    ] = None,
+) -> None:
+    """Write one HTML page on runs, finished or not, and its figures as SVG and PDF in figures/ beside it."""
+    from vbm_ptm.reporting import write_report
+
+    page, *figures = write_report(runs, output=output or runs[0] / "report.html")
+    console = stdout()
+    console.print(f"report: {page}", soft_wrap=True)
+    if figures:
+        console.print(f"{len(figures)} figures: {figures[0].parent}", soft_wrap=True)

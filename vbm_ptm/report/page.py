@@ -1,0 +1,259 @@
+"""One self-contained HTML page of tables and figures: no network, no script, light and dark, for paper and phones too.
+
+What stands on the page is put together in ``vbm_ptm.report.whole_page``; this module knows how tables and figures
+become text. The template is ``page.html.jinja`` beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vbm_ptm.analysis.drawing import ACCENT, GRID, INK, PAPER, SERIES, SOFT, styled
+from vbm_ptm.report.tables import NOT_AVAILABLE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What the page puts in place of a colour, so that figures follow its theme.
+_VARIABLES = {
+    INK: "--ink",
+    SOFT: "--soft",
+    GRID: "--grid",
+    PAPER: "--paper",
+    ACCENT: "--accent",
+    **{color: f"--line-{number}" for number, color in enumerate(SERIES)},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: What is shown.
+        source: Where the number stands: number of the run on the page and path in its ``result.json``, as in
+            "0/metrics/class_incremental/top1/last_accuracy"; None for words and for numbers made of several.
+    """
+
+    text: str
+    source: str | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is one, or stands in for one."""
+        return bool(re.match(r"^[+-]?\d[\d,.]*( ±|%|$| \()", self.text)) or self.text == NOT_AVAILABLE
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table.
+
+    Attributes:
+        headings: Of the columns.
+        rows: Cells; the first one names the row.
+        caption: What it shows.
+    """
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+
+    @classmethod
+    def of(
+        cls, headings: Sequence[str], rows: Iterable[Sequence[Cell | str]], caption: str = ""
+    ) -> PageTable:
+        """Take texts as cells."""
+        return cls(
+            tuple(headings),
+            tuple(tuple(each if isinstance(each, Cell) else Cell(each) for each in row) for row in rows),
+            caption,
+        )
+
+    @property
+    def alignments(self) -> tuple[str, ...]:
+        """The class of each column: "n" for numbers, which stand right-aligned."""
+        columns = zip(*self.rows, strict=True)
+        aligned = tuple("n" if all(cell.is_number for cell in column) else "" for column in columns)
+        return ("", *aligned[1:]) if aligned else ("",) * len(self.headings)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [
+            self.headings,
+            ["---"] * len(self.headings),
+            *([each.text for each in row] for row in self.rows),
+        ]
+        return "\n".join(
+            f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
+        )
+
+    def csv(self) -> str:
+        """Return the table as CSV."""
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows(
+            [self.headings, *([each.text for each in row] for row in self.rows)]
+        )
+        return file.getvalue().strip()
+
+    def latex(self) -> str:
+        """Return the table as LaTeX, with booktabs."""
+        lines = [f"{' & '.join(map(_latex, self.headings))} \\\\", "\\midrule"]
+        lines += [f"{' & '.join(_latex(each.text) for each in row)} \\\\" for row in self.rows]
+        columns = "l" + "r" * (len(self.headings) - 1)
+        return "\n".join(
+            [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", *lines, "\\bottomrule", "\\end{tabular}"]
+        )
+
+
+def _latex(text: str) -> str:
+    for sign, written in {
+        "\\": "/",
+        "_": "\\_",
+        "%": "\\%",
+        "&": "\\&",
+        "#": "\\#",
+        "±": "$\\pm$",
+    }.items():
+        text = text.replace(sign, written)
+    return text
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure with the table behind it.
+
+    Attributes:
+        name: Of its files.
+        title: Above it.
+        alt: What it shows, for those who do not see it.
+        figure: matplotlib's.
+        tables: Its numbers.
+    """
+
+    name: str
+    title: str
+    alt: str
+    figure: Figure
+    tables: tuple[PageTable, ...]
+
+    @cached_property
+    def file(self) -> str:
+        """The figure as an SVG file, in its own colours."""
+        file = io.StringIO()
+        with styled():
+            self.figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()
+
+    @property
+    def svg(self) -> str:
+        """The figure as an element of the page, in the page's colours."""
+        return inline_svg(self.file, name=self.name, alt=self.alt)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A test image.
+
+    Attributes:
+        source: A data: address.
+        caption: What it shows.
+    """
+
+    source: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: Anchor.
+        title: Heading.
+        text: What to know before looking.
+        tables: Shown as they are.
+        figures: Below them.
+        pictures: Below these.
+        copies: A table to copy as LaTeX, Markdown and CSV.
+    """
+
+    name: str
+    title: str
+    text: str = ""
+    tables: tuple[PageTable, ...] = ()
+    figures: tuple[PageFigure, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    copies: PageTable | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is written.
+
+    Attributes:
+        title: Of the page.
+        finding: The first sentence.
+        facts: Beside it: name and value.
+        notes: What is missing.
+        sections: In order.
+    """
+
+    title: str
+    finding: str
+    facts: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = field(default_factory=tuple)
+
+    def html(self) -> str:
+        """Return the page."""
+        import jinja2
+
+        environment = jinja2.Environment(
+            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        template = environment.from_string(
+            Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
+        )
+        return template.render(page=self, line_styles=list(enumerate(SERIES)))
+
+    def write_figures(self, folder: Path) -> list[Path]:
+        """Write every figure as SVG and PDF; return the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for section in self.sections:
+            for each in section.figures:
+                drawing, document = (folder / f"{each.name}.{kind}" for kind in ("svg", "pdf"))
+                drawing.write_text(each.file, encoding="utf-8")
+                with styled():
+                    each.figure.savefig(document, metadata={"CreationDate": None})
+                written += [drawing, document]
+        return written
+
+
+def inline_svg(text: str, *, name: str, alt: str) -> str:
+    """Return a drawing as an SVG element whose colours are variables of the page.
+
+    Args:
+        text: The file that matplotlib has written.
+        name: Told apart from the other figures of the page by it.
+        alt: What it shows, in words.
+    """
+    body = text[text.index("<svg") :]
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body)
+    for color, variable in _VARIABLES.items():
+        body = re.sub(re.escape(color), f"var({variable})", body, flags=re.IGNORECASE)
+    (view,) = re.findall(r'viewBox="[^"]*"', body)[:1]
+    from markupsafe import escape
+
+    opening = f'<svg role="img" aria-label="{escape(alt)}" {view} preserveAspectRatio="xMinYMin meet">'
+    return opening + body[body.index(">") + 1 :].strip()

@@ -1,0 +1,116 @@
+"""The page of a report: every number is one of a ``result.json``, or a mean, deviation or effect of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vbm_ptm.report import page_accuracy, page_training
+from vbm_ptm.report.collect import Collected, collect
+from vbm_ptm.report.page import Page, PageTable, Section
+from vbm_ptm.report.page_parts import Findings, ReportRun
+from vbm_ptm.report.tables import NOT_AVAILABLE, spread
+from vbm_ptm.storage.run_result import RunResult
+
+
+def report_page(runs: Sequence[ReportRun], *, title: str, findings: Findings) -> Page:
+    """Put a page together.
+
+    Args:
+        runs: All runs, in the order of their lines.
+        title: Of the page.
+        findings: What is known beside.
+    """
+    collected = collect([run.measured for run in runs if run.measured])
+    sections = (
+        page_accuracy.summary(collected),
+        page_accuracy.all_runs(runs),
+        page_accuracy.accuracy(runs),
+        page_accuracy.matrices(runs),
+        page_accuracy.forgetting(runs),
+        page_accuracy.confusion_of_tasks(runs),
+        page_accuracy.curves(runs),
+        page_training.rest(runs),
+        page_training.prompt_selection(runs),
+        page_accuracy.classes(runs),
+        page_training.readings(runs),
+        page_training.cost(runs),
+        _pictures(findings),
+        _environment(findings),
+    )
+    unfinished = [run for run in runs if run.measured is None]
+    notes = [f"Not finished, and in no mean: {run.directory} ({run.state})." for run in unfinished[:20]]
+    if len(unfinished) > 20:
+        notes.append(f"And {len(unfinished) - 20} more runs are not finished.")
+    return Page(
+        title=title,
+        finding=_finding(collected, runs),
+        facts=_facts(runs),
+        notes=(*notes, *findings.notes),
+        sections=tuple(section for section in sections if section is not None),
+    )
+
+
+def _finding(collected: Collected, runs: Sequence[ReportRun]) -> str:
+    """Return the sentence that the page begins with."""
+    known = [row for row in collected.view_batch_effects if row.last_accuracy.mean is not None]
+    if known:
+        row = max(known, key=lambda each: each.num_pairs)
+        change = row.last_accuracy.mean or 0.0
+        interval = row.last_accuracy.interval
+        if interval and not interval[0] <= 0 <= interval[1]:
+            sure = f" (95 % interval {interval[0]:+.2f} to {interval[1]:+.2f}, {row.num_pairs} pairs)"
+        elif interval:
+            sure = f", within what {row.num_pairs} pairs of equal seeds leave open"
+        else:
+            sure = ", from a single pair of equal seeds"
+        verb = "raises" if change >= 0 else "lowers"
+        return f"The view batch {verb} the last accuracy of {row.label} by {abs(change):.2f} points{sure}."
+    rows = [row for row in collected.rows if row.last_accuracy.mean is not None]
+    if rows:
+        best = max(rows, key=lambda each: each.last_accuracy.mean or 0.0)
+        start = "" if len(rows) == 1 else f"Best of {len(rows)}: "
+        return f"{start}{best.label} ends at {spread(best.last_accuracy)} % over all classes."
+    return f"None of {len(runs)} runs is finished yet." if len(runs) > 1 else "The run is not finished yet."
+
+
+def _facts(runs: Sequence[ReportRun]) -> tuple[tuple[str, str], ...]:
+    results = [run.result for run in runs if run.result]
+
+    def each(name: str, of: Callable[[RunResult], object]) -> tuple[str, str]:
+        return name, ", ".join(dict.fromkeys(str(of(result)) for result in results)) or NOT_AVAILABLE
+
+    finished = sum(run.measured is not None for run in runs)
+    return (
+        ("Runs finished", f"{finished} of {len(runs)}"),
+        each("Data", lambda result: result.dataset),
+        each("Learners", lambda result: result.learner),
+        each("Views", lambda result: result.num_views),
+        each("Tasks", lambda result: len(result.tasks)),
+        each("Classes", lambda result: len(result.class_names)),
+    )
+
+
+def _pictures(findings: Findings) -> Section | None:
+    if not findings.hardest and not findings.forgotten:
+        return None
+    return Section(
+        "images",
+        "Hardest and most forgotten images",
+        "Test images that most runs get wrong after the last task, then those that were right most often before and "
+        "are wrong after it.",
+        pictures=(*findings.hardest, *findings.forgotten),
+    )
+
+
+def _environment(findings: Findings) -> Section | None:
+    tables = []
+    headings = ("setting", "section", "value")
+    if findings.differences:
+        rows = [[name, section, values] for section, name, values in findings.differences]
+        tables.append(PageTable.of(headings, rows, "What is not the same in all runs"))
+    if findings.shared:
+        rows = [[name, section, value] for section, name, value in findings.shared]
+        tables.append(PageTable.of(headings, rows, "What all runs have in common"))
+    if not tables:
+        return None
+    return Section("environment", "Differences, environment and hashes", tables=tuple(tables))
