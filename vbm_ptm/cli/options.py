@@ -64,6 +64,9 @@ SkipDamaged = Annotated[
         help="Go on from the newest checkpoint that is whole, not only from the newest.",
     ),
 ]
+WritesPage = Annotated[
+    bool, typer.Option("--report", metavar="", help="Write report.html beside the runs, as 'report' does.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", metavar="", help="Run nothing: show the runs and what they take.")
 ]

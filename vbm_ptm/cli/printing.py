@@ -89,14 +89,14 @@ def show_plan(
 
 
 def show_study(
-    collected: Collected, *, folder: Path, page: Path | None = None, details: bool = False
+    collected: Collected, *, folder: Path, writes_page: bool = False, details: bool = False
 ) -> None:
     """Print the tables of a study; leave with exit code 1 if a run of it failed.
 
     Args:
         collected: What it has measured.
         folder: Where its runs lie.
-        page: The report on it, if it has been written.
+        writes_page: Write a report on it.
         details: Show the other numbers too.
     """
     if is_main_process():
@@ -115,6 +115,10 @@ def show_study(
                 console.print(f"  {directory}", soft_wrap=True)
         for line in missing_lines([*collected.failed, *collected.missing]):
             console.print(line, soft_wrap=True)
-        console.print(f"report: {page or f'vbm-ptm report {folder}'}", soft_wrap=True)
+        if writes_page:
+            from vbm_ptm.reporting import write_report
+
+            page, *_ = write_report([folder], output=folder / "report.html")
+        console.print(f"report: {page if writes_page else f'vbm-ptm report {folder}'}", soft_wrap=True)
     if collected.failed:
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ from vbm_ptm.cli.options import (
     Overrides,
     Shard,
     SkipDamaged,
+    WritesPage,
     all_overrides,
     parse_shard,
 )
@@ -74,10 +75,7 @@ def study(
             help="Show means over tasks, top-5 accuracy and what was measured in training.",
         ),
     ] = False,
-    report: Annotated[
-        bool,
-        typer.Option("--report", metavar="", help="Write report.html beside the runs, as 'report' does."),
-    ] = False,
+    report: WritesPage = False,
     device: DeviceName = None,
 ) -> None:
     """Run what is not finished of a study and collect it; repeat the command to go on."""
@@ -108,12 +106,7 @@ def study(
     if table is not None and is_main_process():
         protocol = plan_study(read, output=folder, only=only or ())
         _show_published(table, planned, protocol=protocol, folder=folder)
-    page = None
-    if report and is_main_process():
-        from vbm_ptm.reporting import write_report
-
-        page, *_ = write_report([folder], output=folder / "report.html")
-    show_study(collected, folder=folder, page=page, details=details)
+    show_study(collected, folder=folder, writes_page=report, details=details)
 
 
 def _data_settings(items: Iterable[str]) -> dict[str, dict[str, Any]]:
