@@ -89,7 +89,7 @@ class TaskStatistics(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        for name, tensor in tensors.items():
+        for name, tensor in sorted(tensors.items()):  # as files list them
             self.register_buffer(name, tensor.detach().clone().contiguous())
 
 
