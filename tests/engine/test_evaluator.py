@@ -5,6 +5,7 @@ Every test image shows its own row number, and the scripted learner looks its sc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.benchmark import Benchmark
@@ -312,4 +313,34 @@ def test_evaluator__computes_a_query_once_and_loads_no_image_for_nothing(
         cells = evaluator.evaluate(learner, seen)
         assert queries == [3, 1]
         assert len(images) == num_loaded[task.index]
+        assert cells == Evaluator(accelerator, loaders).evaluate(learner, seen)
+
+
+def test_evaluator__keeps_the_parts_of_a_query_that_grows(
+    new_learner: Callable[..., Learner], benchmark_of_three: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EASE: of the subspaces of earlier tasks an image is encoded in each one once."""
+    learner, accelerator = new_learner("ease"), build_accelerator(device="cpu")
+    loaders = loaders_for(accelerator, benchmark_of_three, LoaderConfig(evaluation_batch_size=3))
+    evaluator, encoded = Evaluator(accelerator, loaders), Counter[int]()
+    query_part = learner.query_part
+
+    def counted(images: torch.Tensor, number: int) -> torch.Tensor:
+        encoded[number] += len(images)
+        return query_part(images, number)
+
+    monkeypatch.setattr(learner, "query_part", counted)
+    for task, expected in zip(
+        benchmark_of_three.scenario.tasks, ({0: 4}, {0: 4, 1: 8}, {0: 4, 1: 4, 2: 12}), strict=True
+    ):
+        learner.begin_task(task)
+        learner._finish()
+        for prototypes in learner.prototypes:
+            nn.init.normal_(prototypes.of_classes)
+        for parameter in learner.experts[-1].parameters():
+            nn.init.normal_(parameter, std=0.1)
+        encoded.clear()
+        seen = benchmark_of_three.scenario.seen_after(task.index)
+        cells = evaluator.evaluate(learner, seen)
+        assert encoded == expected
         assert cells == Evaluator(accelerator, loaders).evaluate(learner, seen)

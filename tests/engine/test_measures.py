@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
+from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.measures import Retention, degree_of_forgetting
+from vbm_ptm.engine.query_cache import QueriedImages
 from vbm_ptm.learners.base import Learner
 
 NewLearner = Callable[..., Learner]
@@ -27,20 +29,20 @@ def test_degree_of_forgetting__is_the_variance_of_the_saturated_epochs() -> None
     assert degree_of_forgetting([], first=0) is None
 
 
+def retention_of(learner: Learner, benchmark: Benchmark) -> Retention:
+    accelerator = build_accelerator(device="cpu")
+    loaders = loaders_for(accelerator, benchmark, LoaderConfig())
+    images = QueriedImages(accelerator, loaders)
+    return Retention(learner, learner.task, accelerator=accelerator, loaders=loaders, images=images)
+
+
 def test_retention__what_samples_lose_until_they_come_back(
     benchmark_of_three: Benchmark, new_learner: NewLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten samples; which of them are right after each epoch is given."""
     learner = new_learner("finetune")
-    task = benchmark_of_three.scenario.tasks[0]
-    learner.begin_task(task)
-    accelerator = build_accelerator(device="cpu")
-    retention = Retention(
-        learner,
-        task,
-        accelerator=accelerator,
-        loaders=loaders_for(accelerator, benchmark_of_three, LoaderConfig()),
-    )
+    learner.begin_task(benchmark_of_three.scenario.tasks[0])
+    retention = retention_of(learner, benchmark_of_three)
     first_right = iter([5, 8, 3, 10])  # the first so many samples are right
     is_train = benchmark_of_three.datasets.train
 
@@ -52,12 +54,7 @@ def test_retention__what_samples_lose_until_they_come_back(
     found = [retention.measure(halves[epoch % 2]) for epoch in range(3)]
     assert [each["train_accuracy"] for each in found] == [50, 80, 30]
     assert found[0]["test_accuracy"] == 50
-    again = Retention(
-        learner,
-        task,
-        accelerator=accelerator,
-        loaders=loaders_for(accelerator, benchmark_of_three, LoaderConfig()),
-    )
+    again = retention_of(learner, benchmark_of_three)
     again.load_position(retention.position())
     monkeypatch.setattr(again, "_correct", correct)
     again.measure(halves[1])
@@ -67,6 +64,41 @@ def test_retention__what_samples_lose_until_they_come_back(
     assert facts["sample_forgetting"] == pytest.approx(30)
     assert facts["epoch_accuracy"] == {"train": [50, 80, 30, 100], "test": [50, 50, 50, 50]}
     assert facts["degree_of_forgetting"] == {"train": pytest.approx(35**2), "test": 0}
+
+
+@pytest.mark.parametrize(("name", "num_loaded"), [("linear_probe", [14, 0]), ("l2p", [14, 14])])
+def test_retention__loads_no_image_whose_features_it_knows(
+    benchmark_of_three: Benchmark,
+    new_learner: NewLearner,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    num_loaded: list[int],
+) -> None:
+    """Ten training and four test images of a task."""
+    learner = new_learner(name)
+    learner.begin_task(benchmark_of_three.scenario.tasks[0])
+    images: list[int] = []
+    queried: list[int] = []
+    split_type, decode, query = (
+        type(benchmark_of_three.datasets.test),
+        ImageSplit.image,
+        learner.backbone.query,
+    )
+    monkeypatch.setattr(split_type, "image", lambda split, row: (images.append(row), decode(split, row))[1])
+    monkeypatch.setattr(
+        learner.backbone, "query", lambda batch: (queried.append(len(batch)), query(batch))[1]
+    )
+    retention = retention_of(learner, benchmark_of_three)
+    for count in num_loaded:
+        images.clear()
+        found = retention.measure([0, 1])
+        assert len(images) == count
+        assert sum(queried) == 14
+        queried_now = list(queried)
+        assert retention_of(learner, benchmark_of_three).measure([0, 1]) == found
+        queried[:] = queried_now
+        with torch.no_grad():
+            learner.heads.tasks[0].bias.add_(torch.tensor([5.0, -5.0]))
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:

@@ -34,16 +34,16 @@ def test_query_cache__returns_what_was_put_in_memory_or_in_a_file(
 
 def test_query_cache__belongs_to_the_weights(new_learner: Callable[..., Learner]) -> None:
     learner, cache = new_learner("linear_probe"), QueryCache(3)
-    cache.begin(learner)
+    cache.begin(learner.query_modules)
     cache.put([1], torch.ones(1, 48))
-    cache.begin(learner)
+    cache.begin(learner.query_modules)
     assert cache.knows([1])
     with torch.no_grad():
         learner.backbone.vit.norm.bias[0] = 1.0
-    cache.begin(learner)
+    cache.begin(learner.query_modules)
     assert not cache.knows([1])
     cache.put([1], torch.ones(1, 48))
-    cache.begin(new_learner("linear_probe"))
+    cache.begin(new_learner("linear_probe").query_modules)
     assert not cache.knows([1])
 
 

@@ -50,7 +50,7 @@ class Evaluator:
     def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
         self.accelerator = accelerator
         self.loaders = loaders
-        self._images = TestImages(accelerator, loaders)
+        self.images = TestImages(accelerator, loaders)
 
     def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
         """Return the counts for each task, in order, as ``judge`` does."""
@@ -80,7 +80,7 @@ class Evaluator:
         broken: list[int] = []
         predictions = [torch.zeros(len(task_rows), dtype=torch.int64) for task_rows in rows]
         confidences = [torch.zeros(len(task_rows), 2, dtype=torch.float32) for task_rows in rows]
-        for batch in self._images.batches(learner, tasks, rows):
+        for batch in self.images.batches(learner, tasks, rows):
             task = tasks[batch.position]
             own: Tensor | None = None
             with self.accelerator.autocast():

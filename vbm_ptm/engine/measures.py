@@ -21,6 +21,7 @@ from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import chunk
 from vbm_ptm.engine.features import TaskFeatures
+from vbm_ptm.engine.query_cache import QueriedImages
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.learners.base import Learner
@@ -56,10 +57,20 @@ class Retention:
         task: The task.
         accelerator: Devices, ranks and precision.
         loaders: Bring the images.
+        images: The images with what is known of them.
     """
 
-    def __init__(self, learner: Learner, task: Task, *, accelerator: Accelerator, loaders: Loaders) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        task: Task,
+        *,
+        accelerator: Accelerator,
+        loaders: Loaders,
+        images: QueriedImages,
+    ) -> None:
         self._learner, self._task, self._accelerator, self._loaders = learner, task, accelerator, loaders
+        self._images = images
         self.train: list[float] = []
         self.test: list[float] = []
         num_samples = len(loaders.benchmark.training_rows(task))
@@ -135,21 +146,22 @@ class Retention:
     def _correct(self, split: ImageSplit, rows: npt.NDArray[np.int64]) -> Flags:
         """Return for each row whether it is classified correctly; the same on every rank."""
         learner, accelerator = self._learner, self._accelerator
-        to_input = self._loaders.benchmark.transforms.to_input
+        labels = torch.from_numpy(self._loaders.benchmark.class_indices(split))
         found = torch.zeros(len(rows), dtype=torch.int64, device=accelerator.device)
         position, _ = chunk(len(rows), accelerator.process_index, accelerator.num_processes)
         classes = learner.columns(self._task.classes, accelerator.device)
         was_training = learner.training
         learner.eval()
         with seeded(0):
-            for images, labels, _ in self._loaders.evaluation(split, self._loaders.parts_of_rank(rows)):
-                here = to_input(images, accelerator.device)
+            parts = self._loaders.parts_of_rank(rows)
+            needs_images = [learner.rules_out_classes] * len(parts)
+            for part, images, query in self._images.batches(learner, split, parts, needs_images=needs_images):
                 with accelerator.autocast():
                     if learner.rules_out_classes:
-                        best = classes[learner.predict_task(here, self._task).argmax(1)]
+                        best = classes[learner.predict_task(images, self._task).argmax(1)]
                     else:
-                        best = learner.predict(here).argmax(1)
-                found[position : position + len(best)] = best == labels.to(accelerator.device)
+                        best = learner.predict(images, query).argmax(1)
+                found[position : position + len(best)] = best == labels[part].to(accelerator.device)
                 position += len(best)
         learner.train(was_training)
         if accelerator.num_processes > 1:
@@ -196,7 +208,7 @@ class TaskMeasures:
         learner: Has begun the task, and is on its device.
         task: The task.
         accelerator: Devices, ranks and precision.
-        loaders: Bring the images.
+        images: The images with what is known of them.
         every_epoch: Measure retention.
         feature_drift: Measure how features move.
     """
@@ -207,7 +219,7 @@ class TaskMeasures:
         task: Task,
         *,
         accelerator: Accelerator,
-        loaders: Loaders,
+        images: QueriedImages,
         every_epoch: bool,
         feature_drift: bool,
     ) -> None:
@@ -216,12 +228,14 @@ class TaskMeasures:
         self._drift: FeatureDrift | None = None
         self._change: float | None = None
         if every_epoch:
-            self._retention = Retention(learner, task, accelerator=accelerator, loaders=loaders)
+            self._retention = Retention(
+                learner, task, accelerator=accelerator, loaders=images.loaders, images=images
+            )
         if feature_drift:
-            benchmark = loaders.benchmark
+            benchmark = images.loaders.benchmark
             seen = benchmark.scenario.seen_after(task.index)[benchmark.first_task :]
             rows = np.concatenate([benchmark.test_rows(each) for each in seen])
-            features = TaskFeatures(learner, task, accelerator=accelerator, loaders=loaders)
+            features = TaskFeatures(learner, task, accelerator=accelerator, loaders=images.loaders)
             self._drift = FeatureDrift(features, rows)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What a frozen backbone makes of the images of a split: computed once per run, and looked up after later tasks.
+"""What frozen modules make of images under the evaluation transform: computed once per run, and then looked up.
 
 Shapes: n rows that are asked for, D width.
 """
@@ -6,22 +6,40 @@ Shapes: n rows that are asked for, D width.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from accelerate import Accelerator
+from torch import Tensor, nn
 
+from vbm_ptm.data.image_split import ImageSplit
+from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.learners.base import Learner
 
 # A larger table lies in a temporary file, of which the system keeps in memory what there is room for.
 _MEMORY_BYTES = 2**28
 
 
-class QueryCache:
-    """Queries of the rows of one split under the evaluation transform.
+class QueriedBatch(NamedTuple):
+    """Images and what is known of them.
 
-    They belong to one set of backbone weights: with others, or weights that have been written to, it starts anew.
+    Attributes:
+        rows: n rows of the split.
+        images: (n,C,H,W), or empty where nothing needs them.
+        query: (n,D), or None where queries change.
+    """
+
+    rows: list[int]
+    images: Tensor
+    query: Tensor | None
+
+
+class QueryCache:
+    """Queries, or one part of them, of the rows of one split.
+
+    They belong to one set of weights: with others, or weights that have been written to, it starts anew.
 
     Args:
         num_rows: Rows of the split.
@@ -32,11 +50,9 @@ class QueryCache:
         self._table: Tensor | None = None
         self._weights: list[tuple[int, int]] = []
 
-    def begin(self, learner: Learner) -> None:
-        """Forget what other weights than the learner's have made."""
-        tensors = [
-            tensor for module in learner.query_modules for tensor in (*module.parameters(), *module.buffers())
-        ]
+    def begin(self, modules: Sequence[nn.Module]) -> None:
+        """Forget what other weights than those of these modules have made."""
+        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         weights = [(id(tensor), tensor._version) for tensor in tensors]
         if weights != self._weights:
             self._weights, self._table = weights, None
@@ -57,6 +73,63 @@ class QueryCache:
             self._table = _table(len(self._is_known), queries.shape[1], queries.dtype)
         self._table[rows] = queries.to("cpu")
         self._is_known[rows] = True
+
+
+class QueriedImages:
+    """Images of both splits with their queries, as far as these are the same after every task.
+
+    Args:
+        accelerator: Device and precision.
+        loaders: Bring the images.
+    """
+
+    def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
+        self._accelerator = accelerator
+        self.loaders = loaders
+        self._caches: dict[str, list[QueryCache]] = {"train": [], "test": []}
+
+    def batches(
+        self,
+        learner: Learner,
+        split: ImageSplit,
+        parts: Sequence[list[int]],
+        *,
+        needs_images: Sequence[bool] | None = None,
+    ) -> Iterator[QueriedBatch]:
+        """Yield batches in order; images are loaded where the learner needs them or a query is not known.
+
+        Args:
+            learner: Whose queries they are, in eval mode.
+            split: The training or the test split.
+            parts: Rows of each batch.
+            needs_images: For each batch, whether images are asked for in any case; None: for no batch.
+        """
+        device, to_input = self._accelerator.device, self.loaders.benchmark.transforms.to_input
+        caches = self._begin(learner, split) if learner.query_is_fixed else []
+        is_enough = bool(caches) and learner.predicts_from_query
+        is_loaded = [
+            is_needed or not (is_enough and all(cache.knows(part) for cache in caches))
+            for part, is_needed in zip(parts, needs_images or [False] * len(parts), strict=True)
+        ]
+        wanted = [part for part, is_needed in zip(parts, is_loaded, strict=True) if is_needed]
+        loaded = iter(self.loaders.evaluation(split, wanted))
+        for part, is_needed in zip(parts, is_loaded, strict=True):
+            images = to_input(next(loaded).images, device) if is_needed else torch.empty(0)
+            for number, cache in enumerate(caches):
+                if not cache.knows(part):
+                    with self._accelerator.autocast():
+                        cache.put(part, learner.query_part(images, number))
+            query = torch.cat([cache.get(part, device) for cache in caches], dim=1) if caches else None
+            yield QueriedBatch(part, images, query)
+
+    def _begin(self, learner: Learner, split: ImageSplit) -> list[QueryCache]:
+        """Return what is known of each part of the learner's queries."""
+        caches = self._caches[split.name]
+        for number, modules in enumerate(learner.query_parts):
+            if number == len(caches):
+                caches.append(QueryCache(len(split)))
+            caches[number].begin(modules)
+        return caches[: len(learner.query_parts)]
 
 
 def _table(num_rows: int, width: int, dtype: torch.dtype) -> Tensor:

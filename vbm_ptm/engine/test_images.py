@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.query_cache import QueryCache
+from vbm_ptm.engine.query_cache import QueriedImages
 from vbm_ptm.learners.base import Learner
 
 
@@ -49,9 +49,8 @@ class TestImages:
     __test__ = False  # for pytest, which takes every such name for its own
 
     def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
-        self.accelerator = accelerator
         self.loaders = loaders
-        self._queries = QueryCache(len(loaders.benchmark.datasets.test))
+        self.images = QueriedImages(accelerator, loaders)
 
     def batches(
         self, learner: Learner, tasks: Sequence[Task], rows: Sequence[NDArray[np.int64]]
@@ -65,29 +64,16 @@ class TestImages:
             tasks: The tasks.
             rows: (n,) row numbers of the test split for each of them.
         """
-        test, device = self.loaders.benchmark.datasets.test, self.accelerator.device
-        to_input = self.loaders.benchmark.transforms.to_input
+        test = self.loaders.benchmark.datasets.test
         labels_of_rows = torch.from_numpy(self.loaders.benchmark.class_indices(test))
-        if learner.query_is_fixed:
-            self._queries.begin(learner)
-        parts = [
-            (position, part) for position, own in enumerate(rows) for part in self.loaders.parts_of_rank(own)
-        ]
-        is_loaded = [
-            has_expert(learner, tasks[position])
-            or not (learner.query_is_fixed and learner.predicts_from_query and self._queries.knows(part))
-            for position, part in parts
-        ]
-        wanted = [part for (_, part), is_needed in zip(parts, is_loaded, strict=True) if is_needed]
-        loaded = iter(self.loaders.evaluation(test, wanted))
-        for (position, part), is_needed in zip(parts, is_loaded, strict=True):
-            images = to_input(next(loaded).images, device) if is_needed else torch.empty(0)
-            query: Tensor | None = None
-            if learner.query_is_fixed:
-                if not self._queries.knows(part):
-                    with self.accelerator.autocast():
-                        self._queries.put(part, learner.query(images))
-                query = self._queries.get(part, device)
+        positions, parts = [], []
+        for position, own in enumerate(rows):
+            for part in self.loaders.parts_of_rank(own):
+                positions.append(position)
+                parts.append(part)
+        needs_images = [has_expert(learner, tasks[position]) for position in positions]
+        batches = self.images.batches(learner, test, parts, needs_images=needs_images)
+        for position, (part, images, query) in zip(positions, batches, strict=True):
             yield TaskBatch(position, torch.tensor(part), images, query, labels_of_rows[part])
 
 

@@ -155,7 +155,7 @@ class Trainer:
             self.learner,
             task,
             accelerator=self.accelerator,
-            loaders=self.loaders,
+            images=self.evaluator.images.images,
             every_epoch=self.config.evaluate_every_epoch,
             feature_drift=self.config.feature_drift,
         )

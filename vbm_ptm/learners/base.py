@@ -176,6 +176,15 @@ class Learner(nn.Module):
         return (self.backbone,)
 
     @property
+    def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
+        """The modules behind each part of a query: of a query that grows with the tasks, known parts are kept."""
+        return (self.query_modules,)
+
+    def query_part(self, images: Tensor, number: int) -> Tensor:
+        """Return one of the ``query_parts`` (N, D of the part) of a query; side by side they are the query."""
+        return self.query(images)
+
+    @property
     def query_is_fixed(self) -> bool:
         """Whether ``query`` gives an image the same features after every task, so that they are computed once."""
         own = type(self)

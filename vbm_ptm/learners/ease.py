@@ -58,6 +58,7 @@ class EASE(Learner):
     trained_parts = "an adapter per task"
     has_task_experts = True
     takes_domains = False
+    predicts_from_query = True
     backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: EASEConfig, *, num_tasks: int) -> None:
@@ -95,10 +96,24 @@ class EASE(Learner):
         assert self.head is not None
         return LearnerOutput(self.head(self._encode(self.task, images)), self.task_columns, {})
 
+    @property
+    def query_modules(self) -> tuple[nn.Module, ...]:
+        """The backbone and the adapters of all tasks so far."""
+        return self.backbone, *self.experts
+
+    @property
+    def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
+        """A part for every task: what earlier adapters make of an image stays."""
+        return tuple((self.backbone, expert) for expert in self.experts)
+
+    def query_part(self, images: Tensor, number: int) -> Tensor:
+        """Return the class token (N, D) under the adapters of a task, without gradient."""
+        with evaluating(self):
+            return self._encode(self.tasks[number], images)
+
     def query(self, images: Tensor) -> Tensor:
         """Return the class tokens (N, (t+1) D) under the adapters of all tasks so far, without gradient."""
-        with evaluating(self):
-            return torch.cat([self._encode(task, images) for task in self.tasks], dim=1)
+        return torch.cat([self.query_part(images, number) for number in range(len(self.tasks))], dim=1)
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return the weighted cosines (N, seen) in all subspaces; 0 for classes without a prototype so far."""
