@@ -209,3 +209,19 @@ def test_published_table__is_complete() -> None:
         for plain, views in [(table.rows["slca"], table.rows["slca"].with_views)]
     ]
     assert gains == [1.03]  # what the paper's text says of ImageNet-R
+
+
+def test_task_comp__has_the_lines_and_gains_of_the_paper() -> None:
+    """Every row is a line of the study; gains on S-CIFAR-10 and S-Tiny-ImageNet as the table's columns tell."""
+    table = PublishedTable.model_validate(read_yaml(find_config("published/task_comp_200")))
+    study = read_study(find_config("studies/paper_task_comp_200"))
+    assert {entry.line for entry in study.runs} == set(table.rows)
+    assert set(study.datasets) == set(table.benchmarks)
+    gains = {
+        name: tuple(
+            round(row.with_views.published[on].top1.last[0] - row.published[on].top1.last[0], 2)
+            for on in ("cifar10", "tiny_imagenet")
+        )
+        for name, row in table.rows.items()
+    }
+    assert gains == {"icarl": (5.62, 2.30), "der_pp": (5.32, 1.19), "er": (2.29, 0.16)}
