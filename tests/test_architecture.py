@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,18 @@ MAX_FUNCTION_LINES = 80
 MAY_USE_IMPORTLIB = {"vbm_ptm/__init__.py", "vbm_ptm/learners/registry.py"}
 
 HEAVY = ("accelerate", "datasets", "matplotlib", "numpy", "pandas", "sklearn", "timm", "torch", "torchvision")
+
+# Where a setting came from is told as it was given on the command line: still to be said by the command line alone.
+STILL_NAME_OPTIONS = {
+    f"vbm_ptm/{name}.py"
+    for name in ("config/dataset_names", "config/run_config", "runs/directory", "runs/extension")
+}
+# The command line itself, and what writes pages (style sheets) and the reference of the settings.
+MAY_NAME_OPTIONS = (
+    "vbm_ptm/cli/",
+    "vbm_ptm/report/",
+    "vbm_ptm/config/reference.py",
+)  # pages, and the settings' reference
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -109,6 +122,24 @@ def test_state__is_neither_written_nor_read_by_pickle() -> None:
             if name == "torch.load" and not is_safe:
                 found.append(f"{place(path, call)}: torch.load without weights_only=True")
     assert found == []
+
+
+def test_messages__below_the_command_line_name_none_of_its_options() -> None:
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        if place(path).startswith(MAY_NAME_OPTIONS):
+            continue
+        tree = parse(path)
+        unread = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):
+            is_text = (
+                isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unread
+            )
+            if is_text and re.search(r"(?<![\w-])--[a-z]", node.value):
+                found.setdefault(place(path), []).append(place(path, node))
+    new = [each for name, places in found.items() if name not in STILL_NAME_OPTIONS for each in places]
+    assert new == []
+    assert STILL_NAME_OPTIONS == found.keys()  # what names none any more leaves the list
 
 
 def test_public_names__are_documented() -> None:

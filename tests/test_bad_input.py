@@ -257,7 +257,8 @@ def test_train__refuses_an_output_that_is_in_use(
 ) -> None:
     command = ["train", *options, "--output"]
     said = refused(*command, str(finished))
-    assert "exists already. Go on with it by --resume, or give another folder." in said
+    assert "exists already" in said
+    assert "--resume" in said
     before = (finished / "result.json").read_bytes()
     said = refused(*command, str(finished), "--resume", "--seed", "7", "--set", "objective.detach_weak=no")
     assert "(stored against given): objective.detach_weak: True against False; seed: 1993 against 7." in said
@@ -405,7 +406,7 @@ def test_train__refuses_to_go_on_from_damage(
     for is_finished in (False, True):  # a finished run whose learner is damaged is of no use either
         state.write_text("{")
         if not is_finished:
-            assert "give --resume --skip-damaged" in refused(*command, str(run))
+            assert "--resume --skip-damaged" in refused(*command, str(run))
         assert main([*command, str(run), "--skip-damaged"]) == 0
         assert main(["evaluate", str(run)]) == 0
         one, two = (json.loads((path / "result.json").read_text()) for path in (run, finished))

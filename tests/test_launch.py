@@ -88,7 +88,7 @@ def test_launch_problems__tell_of_processes_that_accelerate_did_not_start(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     (problem,) = launch_problems(num_ranks=1, mixed_precision="no")
     assert "asked for several processes, but this run has 1" in problem
-    assert "ACCELERATE_USE_CPU=1 accelerate launch --multi_gpu --num_processes" in problem
+    assert "multi_gpu" in problem
     assert launch_problems(num_ranks=2, mixed_precision="no") == []
 
 

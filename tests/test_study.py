@@ -154,8 +154,9 @@ def test_execute__skips_damaged_checkpoints_when_asked(
         run(planned[0].config, output=planned[0].output, stop_after_task=2)
     newest = planned[0].output / "checkpoints" / "task_01" / "state.json"
     newest.write_bytes(newest.read_bytes()[:100])
-    with pytest.raises(UsageError, match=r"task_01/state.json is damaged.*--skip-damaged"):
+    with pytest.raises(UsageError, match=r"task_01/state.json is damaged") as caught:
         execute(planned, output=tmp_path)
+    assert caught.value.advice == "skip_damaged"
     assert execute(planned, output=tmp_path, skip_damaged=True).rows[0].num_runs == 1
     # Of a finished run, too.
     last = planned[0].output / "checkpoints" / "task_02" / "state.json"

@@ -6,6 +6,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 # What the user can do about a file that cannot be read or written; any other OSError is a failure of the program.
 _ADVICE = {
@@ -29,16 +30,25 @@ _FAILURES = {
 }
 
 
+# What a message leaves to the command line, which knows what to type: see vbm_ptm.cli.advice.
+Advice = Literal[
+    "learner", "dataset", "resume", "resume_or_output", "stored_settings", "skip_damaged", "more_data"
+]
+
+
 class UsageError(ValueError):
     """Wrong use or wrong input: reported without a traceback, exit code 2.
 
     Args:
-        problems: One readable message each: what was given, what is allowed, what to do.
+        problems: One readable message each: what was given, what is allowed, what to do. They name facts and settings,
+            and nothing to type: the error may be that of a program.
+        advice: What the command line adds to the last of them.
     """
 
-    def __init__(self, *problems: str) -> None:
+    def __init__(self, *problems: str, advice: Advice | None = None) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+        self.advice = advice
 
 
 class TrainingError(RuntimeError):

@@ -160,8 +160,8 @@ def launch_problems(*, num_ranks: int, mixed_precision: str) -> list[str]:
     if has_lost_others or asked_for > num_ranks:
         problems.append(
             f"the launcher was asked for {asked_for if asked_for > 1 else 'several'} processes, but this run has "
-            f"{num_ranks}. On GPUs: accelerate launch --multi_gpu --num_processes N; on a CPU: ACCELERATE_USE_CPU=1 "
-            "accelerate launch --multi_gpu --num_processes N (--cpu would start one only)."
+            f"{num_ranks}. Accelerate starts several with its option multi_gpu alone: on a CPU too, where "
+            "ACCELERATE_USE_CPU=1 keeps them off the GPUs and its option cpu would start one only."
         )
     if asked_precision not in (None, "no", mixed_precision):
         problems.append(

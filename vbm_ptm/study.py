@@ -310,7 +310,7 @@ def execute(
     ]
     logger.info("%d of %d runs are finished", len(runs) - len(remaining), len(runs))
     failed: list[Missing] = []
-    refusals: list[tuple[str, ...]] = []
+    refusals: list[UsageError] = []
     with _said_once("vbm_ptm.data"):
         for number, planned in enumerate(remaining, start=1):
             logger.info("run %d of %d: %s", number, len(remaining), planned)
@@ -327,7 +327,7 @@ def execute(
                 if num_processes() > 1:
                     raise
                 if isinstance(error, UsageError):
-                    refusals.append(error.problems)
+                    refusals.append(error)
                 failure = str(error) if isinstance(error, UsageError) else describe_failure(error)
                 if failure is None:
                     logger.error("%s", traceback.format_exc())
@@ -335,7 +335,9 @@ def execute(
                 failed.append(planned.missing(f"{type(error).__name__}: {failure or error}"))
             gc.collect()  # what a failed run leaves hangs together in cycles
     if refusals and len(refusals) == len(remaining):
-        raise UsageError(*dict.fromkeys(itertools.chain.from_iterable(refusals)))
+        problems = dict.fromkeys(itertools.chain.from_iterable(refusal.problems for refusal in refusals))
+        advice = {refusal.advice for refusal in refusals}
+        raise UsageError(*problems, advice=advice.pop() if len(advice) == 1 else None)
     with exclusively(output):
         collected = collect_finished(study or runs, failed=failed)
         if is_main_process():

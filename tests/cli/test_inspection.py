@@ -108,4 +108,4 @@ def test_split__refuses_a_fraction_where_nothing_is_held_out(tmp_path: Path, cap
     assert main([*command, "--test-fraction", "2"]) == 2
     assert "dataset.test_fraction: '2.0' is not allowed" in capsys.readouterr().err
     assert main(["split", "--output", str(file)]) == 2
-    assert "use --dataset NAME" in capsys.readouterr().err
+    assert "--dataset NAME" in capsys.readouterr().err

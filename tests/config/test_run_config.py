@@ -219,9 +219,9 @@ def test_compose__reports_every_wrong_name_and_item_at_once(tmp_path: Path) -> N
         f"unknown configuration file '{tmp_path / 'mine'}"
     ]
     assert found[1:4] == [
-        "--set 'optimization.epochs' is not of the form path.to.setting=value.",
-        "--set 'a..b=1' is not of the form path.to.setting=value.",
-        "--set seed: the value '[1' is not valid YAML (expected ',' or ']', but got '<stream end>').",
+        "'optimization.epochs' is not of the form path.to.setting=value.",
+        "'a..b=1' is not of the form path.to.setting=value.",
+        "seed: the value '[1' is not valid YAML (expected ',' or ']', but got '<stream end>').",
     ]
     assert found[4].startswith("unknown data set 'digitz'. Did you mean 'digits'? Allowed: ")
     assert found[5].startswith("unknown learner 'slka'. Did you mean 'slca'? Allowed: ")
@@ -277,9 +277,13 @@ def test_validate__reports_every_wrong_setting_at_once() -> None:
 
 
 def test_validate__asks_for_what_cannot_be_left_out() -> None:
-    assert problems_of() == ["no learner is given: use --learner NAME ('vbm-ptm list learners' shows them)."]
-    (problem,) = problems_of(learner="slca")
-    assert problem.startswith("dataset: is required but not given: use --dataset NAME")
+    for given, missing in (({}, "learner"), ({"learner": "slca"}, "dataset")):
+        with pytest.raises(UsageError, match=f"^{missing}.*: is required but not given") as caught:
+            compose(**given).validate()
+        assert caught.value.advice == missing
+    with pytest.raises(UsageError) as caught:
+        compose(dataset="digits", learner="slca", overrides=["seed=x"]).validate()
+    assert caught.value.advice is None
 
 
 @pytest.mark.parametrize(
@@ -515,7 +519,7 @@ def test_validate__names_a_home_that_is_not_there(key: str) -> None:
     (problem,) = problems_of(dataset="digits", learner="slca", overrides=[f"{key}=~nobody_here/x.pth"])
     assert problem.startswith(f"{key}: '~nobody_here/x.pth' begins with the home of a user who is not known")
     (problem,) = problems_of(dataset="~nobody_here/x", learner="slca")
-    assert problem.startswith("--dataset: '~nobody_here/x' begins with the home")
+    assert problem.startswith("data set: '~nobody_here/x' begins with the home")
 
 
 def test_compose__takes_no_empty_name_for_the_working_directory() -> None:

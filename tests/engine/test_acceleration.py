@@ -142,7 +142,7 @@ def test_build_accelerator__refuses_fp16_on_a_cpu() -> None:
 
 def test_build_accelerator__refuses_a_device_that_is_not_there() -> None:
     absent = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(UsageError, match=rf"--device {absent} is not available here. Available: auto, cpu"):
+    with pytest.raises(UsageError, match=rf"device: {absent} is not available here. Available: auto, cpu"):
         build_accelerator(device=absent)
 
 

@@ -84,7 +84,7 @@ class TestParameters:
                 ParameterGroup("biases", heads_of(learner)[1:]),
             ]
         )
-        assert "'heads.tasks.0.bias' are in more than one group" in said
+        assert "parameter 'heads.tasks.0.bias': in more than one group" in said
 
     def test_check__names_a_frozen_parameter_in_a_group(self, refuse: Refuse) -> None:
         said = refuse(
@@ -93,7 +93,7 @@ class TestParameters:
                 ParameterGroup("norm", [learner.backbone.vit.norm.weight]),
             ]
         )
-        assert "'backbone.vit.norm.weight' are in a group but frozen" in said
+        assert "parameter 'backbone.vit.norm.weight': in a group but frozen" in said
 
     def test_check__names_a_group_of_strange_parameters_and_equal_names(self, refuse: Refuse) -> None:
         strange = nn.Parameter(torch.zeros(2))
@@ -104,8 +104,8 @@ class TestParameters:
                 ParameterGroup("strange", [strange]),
             ]
         )
-        assert "'strange' are groups with parameters that are not the learner's own" in said
-        assert "'heads' are names of more than one group" in said
+        assert "group 'strange': with parameters that are not the learner's own" in said
+        assert "group 'heads': more than one" in said
 
     def test_check__says_all_faults_at_once(
         self, own: Callable[..., Own], benchmark_of_three: Benchmark
@@ -124,7 +124,7 @@ class TestParameters:
         check_parameters(learner)
         learner.again = nn.ParameterList(heads_of(learner)[:1])
         with pytest.raises(
-            UsageError, match=r"'heads\.tasks\.0\.weight = again\.0' are one parameter under several"
+            UsageError, match=r"'heads\.tasks\.0\.weight = again\.0': one parameter under several"
         ):
             check_parameters(learner)
 
@@ -204,7 +204,7 @@ class TestOutput:
             return output._replace(auxiliary={"good": output.logits.sum(), "pull": output.logits.sum() / 0})
 
         said = refuse(kind=FloatingPointError, change=broken)
-        assert "the auxiliary terms 'pull' are" in said
+        assert "the auxiliary term 'pull'" in said
         assert "columns of" not in said
 
 
@@ -212,7 +212,7 @@ class TestEndOfTask:
     @pytest.mark.parametrize(
         ("steepness", "where"),
         [
-            (1e10, r"after training on task 0 .*'heads\.tasks\.0\.weight'"),
+            (1e10, r"after training on task 0, .*'heads\.tasks\.0\.weight'"),
             (
                 1.0,
                 r"the scores of \d+ test images are NaN or infinite: 'test/",
@@ -244,7 +244,7 @@ class TestEndOfTask:
                 {"mean": torch.tensor([1.0, torch.nan])}
             )
 
-        with pytest.raises(FloatingPointError, match=r"after the end of task 0 .*'statistics\.0\.mean'"):
+        with pytest.raises(FloatingPointError, match=r"after the end of task 0, .*'statistics\.0\.mean'"):
             new_run(own(end=end), benchmark_of_three).trainer.fit()
 
     def test_fit__stops_where_statistics_of_an_earlier_task_change(

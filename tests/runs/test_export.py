@@ -252,9 +252,9 @@ def test_push__says_what_is_missing(
         assert f"{folder} is ready to be pushed" in message
         return message
 
-    assert "--push no/such/name: Repo id" in problem("no/such/name")
+    assert "no/such/name: Repo id" in problem("no/such/name")
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    assert "--push somebody/digits: Client error '401 Unauthorized'" in problem()
+    assert "somebody/digits: Client error '401 Unauthorized'" in problem()
     monkeypatch.delenv("HF_TOKEN")
     assert (
         f"no token for http://127.0.0.1:{hub.server_port}: run `hf auth login` or set HF_TOKEN" in problem()

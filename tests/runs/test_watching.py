@@ -100,7 +100,7 @@ def test_watcher__tells_what_moves_from_what_does_not(unfinished: Callable[..., 
     age(path, 500)
     dead = RunWatcher(path).look()
     assert dead.state == "dead"
-    assert "--resume" in dead.note
+    assert "can be resumed" in dead.note
     with sole_holder(path / ".lock", what="a test"):
         assert is_held(path / ".lock") is True
         quiet = RunWatcher(path).look()
@@ -113,7 +113,7 @@ def test_watcher__tells_what_moves_from_what_does_not(unfinished: Callable[..., 
         (path / "result.json").write_text(json.dumps({"status": status}))
         seen = RunWatcher(path).look()
         assert seen.state == state
-        assert "--resume" in seen.note
+        assert "can be resumed" in seen.note
 
 
 def test_watcher__of_a_run_that_is_killed(unfinished: Callable[..., Path]) -> None:

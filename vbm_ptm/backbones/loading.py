@@ -216,7 +216,7 @@ def own_file(name: str, config: PretrainedCfg) -> WeightsFile:
         return WeightsFile(path, f"vbm_ptm/assets/{path.name}" if is_embedded else str(path))
     if not config.hf_hub_id:
         place = f"timm's source is {config.url}" if config.url else "timm knows no weights for it"
-        raise UsageError(f"backbone '{name}': {place}; give a file with `--set backbone.checkpoint=FILE`.")
+        raise UsageError(f"backbone '{name}': {place}; give a file as backbone.checkpoint.")
     repository = config.hf_hub_id
     # Safetensors first, as timm does: the other file is a pickle.
     file_names = ["model.safetensors", "pytorch_model.bin"]
@@ -235,8 +235,8 @@ def _download(name: str, repository: str, file_names: list[str]) -> WeightsFile:
     url = huggingface_hub.hf_hub_url(repository, file_names[0])
     absent = f"the weights of '{name}' are not on this machine"
     what_to_do = (
-        f"Fetch {url} (hub repository {repository}, file {file_names[0]}) and pass it with "
-        "`--set backbone.checkpoint=FILE`; or take the small ViT of this package by `--preset embedded`."
+        f"Fetch {url} (hub repository {repository}, file {file_names[0]}) and give it as "
+        "backbone.checkpoint; or take the small ViT of this package: preset=embedded."
     )
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids to ask the hub. {what_to_do}")

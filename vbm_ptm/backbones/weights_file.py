@@ -41,8 +41,7 @@ def check_weights_file(path: Path) -> None:
         raise UsageError(f"backbone.checkpoint '{path}' must be a file ending in {', '.join(SUFFIXES)}.")
     if not path.is_file():
         raise UsageError(
-            f"backbone.checkpoint '{path}' does not exist or is not a file; give its place by "
-            "--set backbone.checkpoint=FILE."
+            f"backbone.checkpoint '{path}' does not exist or is not a file; set it to the place of one."
         )
     with path.open("rb") as file:
         start = file.read(STAND_IN_BYTES)

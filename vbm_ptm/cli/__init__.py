@@ -1,6 +1,7 @@
 """The command line: thin, and without heavy imports until a command needs them.
 
 application   all commands by name, and what a failure looks like
+advice        what to type where a command was refused
 options       options that several commands share
 training      train
 studies       study

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from vbm_ptm.cli import finished, inspection, reporting, studies, training, verification, views, watching
+from vbm_ptm.cli.advice import messages
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure
 from vbm_ptm.launch import (
@@ -95,7 +96,7 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     except UsageError as error:
-        return _fail(2, *error.problems)
+        return _fail(2, *messages(error))
     except TrainingInterrupted as interruption:
         if is_main_process():  # all ranks have agreed on it
             sys.stderr.write(f"{interruption}\n")

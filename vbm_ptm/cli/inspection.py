@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from vbm_ptm.cli.advice import messages
 from vbm_ptm.cli.options import AsJson, ConfigFile, Dataset, LearnerName, Overrides, Preset, sources_of
 from vbm_ptm.cli.printing import print_json, stdout
 from vbm_ptm.errors import UsageError
@@ -86,7 +87,7 @@ def check(
     except UsageError as error:
         if not as_json:
             raise
-        found = Survey(faults=list(error.problems))
+        found = Survey(faults=messages(error))
     if as_json:
         print_json(asdict(found))
     elif not found.faults:

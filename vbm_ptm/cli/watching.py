@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vbm_ptm.cli.advice import WHAT_TO_TYPE
 from vbm_ptm.cli.options import Run
 from vbm_ptm.errors import UsageError
 
@@ -42,7 +44,7 @@ def watch(
         )
     watcher, console = RunWatcher(run), stdout()
     if once:
-        _show(console, watcher.look(is_thorough=True))
+        _show(console, _look(watcher, is_thorough=True))
         return
     follow = _follow_on_screen if console.is_terminal else _follow_in_lines
     try:
@@ -51,6 +53,14 @@ def watch(
         raise typer.Exit(130) from None
     if last.state != "finished":
         raise typer.Exit(1)
+
+
+def _look(watcher: RunWatcher, *, is_thorough: bool = False) -> Snapshot:
+    """Look at the run; where it can be resumed, say what to type."""
+    snapshot = watcher.look(is_thorough=is_thorough)
+    if snapshot.state not in ("stopped", "failed", "dead"):
+        return snapshot
+    return replace(snapshot, note=f"{snapshot.note} {WHAT_TO_TYPE['resume']}")
 
 
 def _show(console: Console, snapshot: Snapshot) -> None:
@@ -72,7 +82,7 @@ def _follow_on_screen(watcher: RunWatcher, console: Console, interval: float) ->
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            snapshot = watcher.look()
+            snapshot = _look(watcher)
             width = max(10, min(console.width - 46, 60))
             live.update(live_view(snapshot, width=width, is_plain=_is_plain(console)), refresh=True)
             if snapshot.state in _OVER:
@@ -86,7 +96,7 @@ def _follow_in_lines(watcher: RunWatcher, console: Console, interval: float) -> 
     progress: RunProgress | None = None
     num_shown = 0
     while True:
-        snapshot = watcher.look()
+        snapshot = _look(watcher)
         if snapshot.progress is not progress:
             if progress is not None:
                 console.print("the run has gone back to its checkpoint", soft_wrap=True)

@@ -44,7 +44,7 @@ def resolve_dataset(given: str) -> DatasetName:
     try:
         path = absolute(given if given.strip() else ".")
     except ValueError as error:
-        raise UsageError(f"--dataset: {error}.") from None
+        raise UsageError(f"data set: {error}.") from None
     is_yaml = given.endswith((".yaml", ".yml")) and not path.is_dir()
     if given.startswith(("/", "./", "../", "~")) or given.endswith("/") or given in (".", ".."):
         if is_yaml and not path.is_file():

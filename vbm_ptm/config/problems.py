@@ -10,11 +10,6 @@ from pydantic import BaseModel, ValidationError
 
 from vbm_ptm.errors import nearest_name, unknown_name
 
-# How the command line gives what cannot be left out.
-_OPTIONS = {
-    "dataset": ": use --dataset NAME ('vbm-ptm list datasets' shows them), a folder or a parquet file"
-}
-
 
 def problem_messages(
     model: type[BaseModel], error: ValidationError, *, origin: Callable[[str], str | None]
@@ -45,7 +40,7 @@ def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str
     if problem["type"] == "value_error":
         return f"{path}: {message}{source}" if path else message
     if problem["type"] == "missing":
-        return f"{path}: is required but not given{_OPTIONS.get(path, '')}.{source}"
+        return f"{path}: is required but not given.{source}"
     if problem["type"] == "literal_error":
         nearest = nearest_name(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
         message += f". Did you mean '{nearest}'?" if nearest else ""

@@ -180,6 +180,11 @@ class ComposedConfig:
             }
             self.origins[key] = origin
 
+    def _refusal(self, model: type[BaseModel], error: ValidationError) -> UsageError:
+        is_missing = any(each["loc"] == ("dataset",) and each["type"] == "missing" for each in error.errors())
+        problems = problem_messages(model, error, origin=self._source)
+        return UsageError(*problems, advice="dataset" if is_missing else None)
+
     def validate(self) -> RunConfig:
         """Read the tree by the annotations.
 
@@ -188,13 +193,13 @@ class ComposedConfig:
         """
         name = _given(self.tree, "learner", "name")
         if not isinstance(name, str):
-            raise UsageError("no learner is given: use --learner NAME ('vbm-ptm list learners' shows them).")
+            raise UsageError("learner.name: is required but not given.", advice="learner")
         # The learner section gets the method's own class, so that one pass finds the errors of all sections.
         model = _model_of(learner_class(name).config_class)
         try:
             config = model.model_validate(as_text(self.tree))
         except ValidationError as error:
-            raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+            raise self._refusal(model, error) from error
         self._refuse_idle(config)
         config._composed = self
         return config
@@ -222,7 +227,7 @@ class ComposedConfig:
         try:
             spec: DatasetSpec = model.model_validate(as_text(section)).dataset  # type: ignore[attr-defined]
         except ValidationError as error:
-            raise UsageError(*problem_messages(model, error, origin=self._source)) from error
+            raise self._refusal(model, error) from error
         return spec
 
     def origin(self, path: str) -> str | None:

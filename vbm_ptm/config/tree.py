@@ -83,7 +83,7 @@ def parse_override(item: str, *, optional_text: Mapping[str, bool]) -> Tree:
     """
     key, equals, value = item.partition("=")
     if not equals or not all(part.strip() for part in key.split(".")):
-        raise UsageError(f"--set '{item}' is not of the form path.to.setting=value.")
+        raise UsageError(f"'{item}' is not of the form path.to.setting=value.")
     key = key.strip()
     if key in optional_text:
         return nested(key, None if value == "null" and optional_text[key] else value)
@@ -98,7 +98,7 @@ def parse_override(item: str, *, optional_text: Mapping[str, bool]) -> Tree:
         return nested(key, _load(value))
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", error)
-        raise UsageError(f"--set {key}: the value '{value}' is not valid YAML ({problem}).") from error
+        raise UsageError(f"{key}: the value '{value}' is not valid YAML ({problem}).") from error
 
 
 def _load(text: str) -> Any:

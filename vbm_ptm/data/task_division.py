@@ -131,8 +131,9 @@ def extend_scenario(
     again = [name for name in class_names if form(name) in known]
     if again and not is_by_domain and not config.allow_known_classes:
         raise UsageError(
-            f"{len(again)} of {len(class_names)} classes were learned before: {_listed(again)}. If these are more "
-            "images of them, say --more-data; else rename the classes."
+            f"{len(again)} of {len(class_names)} classes were learned before: {_listed(again)}. More images of "
+            "them need scenario.allow_known_classes; new classes need other names.",
+            advice="more_data",
         )
     if (
         is_by_domain
@@ -140,8 +141,9 @@ def extend_scenario(
         and not config.allow_known_classes
     ):
         raise UsageError(
-            f"domain '{domain}' was learned before. If these are more images of it, say --more-data; else give "
-            "another name by --set dataset.name=…."
+            f"domain '{domain}' was learned before. More images of it need scenario.allow_known_classes; a new "
+            "domain needs another dataset.name.",
+            advice="more_data",
         )
     names = (*known_names, *(name for name in class_names if form(name) not in known))
     index_of = {form(name): index for index, name in enumerate(names)}

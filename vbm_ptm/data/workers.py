@@ -39,7 +39,7 @@ _FOR_THE_RUN = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SHARING_HINTS = {
     "AF_UNIX path too long": "TMPDIR is too long for a socket: set it to a shorter path",
     "No usable temporary directory": "set TMPDIR to a folder that can be written to",
-    "shared memory": "/dev/shm is too small: give it more (--shm-size of docker, a mounted emptyDir of Kubernetes)",
+    "shared memory": "/dev/shm is too small: give it more (docker's shm-size, a mounted emptyDir of Kubernetes)",
 }
 
 

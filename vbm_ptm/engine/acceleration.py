@@ -76,7 +76,7 @@ def build_accelerator(
     if sharding:
         raise UsageError(
             f"{' and '.join(sharding)} is not supported: an 86 M backbone needs no sharding. "
-            "Launch with plain data parallelism (accelerate launch --multi_gpu)."
+            "Launch with plain data parallelism."
         )
     available = {
         "auto": True,
@@ -86,7 +86,7 @@ def build_accelerator(
     }
     if not available[device]:
         there = ", ".join(name for name, is_there in available.items() if is_there)
-        raise UsageError(f"--device {device} is not available here. Available: {there}.")
+        raise UsageError(f"device: {device} is not available here. Available: {there}.")
     missing = [name for name in trackers if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -155,7 +155,7 @@ def _start_problem(error: RuntimeError, rank_timeout: timedelta) -> str:
     return (
         f"rank {rank} did not meet all {num_processes()} processes of this run at {address}:{port} within "
         f"{rank_timeout / timedelta(minutes=1):g} minutes ({first_line(error)}). Start the same command on "
-        "every machine, with its own --machine_rank and one --main_process_ip and --main_process_port that all of "
+        "every machine, with its own machine rank, and with one address and port of the main process that all of "
         "them reach; trainer.rank_timeout_minutes is the limit."
     )
 

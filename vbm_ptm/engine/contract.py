@@ -8,7 +8,7 @@ Shapes: N images of this rank, K columns of the logits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from accelerate import Accelerator
@@ -39,37 +39,44 @@ def check_parameters(learner: Learner) -> None:
     grouped = [(group.name, parameter) for group in groups for parameter in group.parameters]
     counts = Counter(id(parameter) for _, parameter in grouped)
     names = Counter(group.name for group in groups)
-    faults = {
-        "are trainable but in no group, so that they would never be updated; add them to a group, or freeze them "
-        "by requires_grad_(False)": [
+    parameter_faults = {
+        "trainable but in no group, and so never updated; add to a group, or freeze by requires_grad_(False)": [
             name
             for name, parameter in learner.named_parameters()
             if parameter.requires_grad and id(parameter) not in counts
         ],
-        "are in more than one group, or in one twice": [
+        "in more than one group, or in one twice": [
             name_of.get(key, "?") for key, count in counts.items() if count > 1
         ],
-        "are in a group but frozen, so that they would not be updated; leave them out of their group": [
+        "in a group but frozen, and so not updated; leave out of the group": [
             name_of.get(id(parameter), "?") for _, parameter in grouped if not parameter.requires_grad
         ],
-        "are groups with parameters that are not the learner's own, which no checkpoint would hold": [
-            group for group, parameter in grouped if id(parameter) not in name_of
-        ],
-        "are one parameter under several names, which no checkpoint can hold; register it once": [
+        "one parameter under several names, which no checkpoint can hold; register it once": [
             f"{name_of[id(parameter)]} = {name}"
             for name, parameter in learner.named_parameters(remove_duplicate=False)
             if parameter.requires_grad and name_of[id(parameter)] != name
         ],
-        "are names of more than one group": [name for name, count in names.items() if count > 1],
+    }
+    group_faults = {
+        "with parameters that are not the learner's own, which no checkpoint would hold": [
+            group for group, parameter in grouped if id(parameter) not in name_of
+        ],
+        "more than one group of that name": [name for name, count in names.items() if count > 1],
     }
     problems = [
         f"learner '{learner.config.name}', task {learner.task.index}, parameter_groups(): "
-        f"{some_names(dict.fromkeys(found))} {fault}."
+        f"{_named(kind, dict.fromkeys(found))}: {fault}."
+        for kind, faults in (("parameter", parameter_faults), ("group", group_faults))
         for fault, found in faults.items()
         if found
     ]
     if problems:
         raise UsageError(*problems)
+
+
+def _named(kind: str, names: Collection[str], *, limit: int = 10) -> str:
+    """Return the names after what they are names of, in the singular for a single one."""
+    return f"{kind if len(names) == 1 else f'{kind}s'} {some_names(names, limit=limit)}"
 
 
 def check_terms(names: Iterable[str]) -> None:
@@ -81,8 +88,8 @@ def check_terms(names: Iterable[str]) -> None:
     taken = sorted(RESERVED_TERMS.intersection(names))
     if taken:
         raise UsageError(
-            f"LearnerOutput.auxiliary has terms called {some_names(taken)}, which are names of the objective's and the "
-            f"log's own values ({', '.join(sorted(RESERVED_TERMS))}); choose other names."
+            f"LearnerOutput.auxiliary has the {_named('term', taken)}, called like the objective's and the log's "
+            f"own values ({', '.join(sorted(RESERVED_TERMS))}); choose other names."
         )
 
 
@@ -154,10 +161,10 @@ def _check_values(
     in_columns = [class_names[column] for column, count in zip(columns, counts, strict=False) if count]
     in_terms = [name for name, count in zip(names, counts[len(columns) :], strict=True) if count]
     what = [f"the logits in the columns of {some_names(in_columns)}"] if in_columns else []
-    what += [f"the auxiliary terms {some_names(in_terms)}"] if in_terms else []
+    what += [f"the auxiliary {_named('term', in_terms)}"] if in_terms else []
     if what:
         raise FloatingPointError(
-            f"in the first forward of task {task.index}, before any step, {' and '.join(what)} are not finite. Classes "
+            f"in the first forward of task {task.index}, before any step, not finite: {' and '.join(what)}. Classes "
             "that shall not compete are left out of the columns, not set to -inf."
         )
 
@@ -175,7 +182,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, when: str) -> None:
     broken = [name for name, tensor in tensors.items() if not bool(tensor.detach().isfinite().all())]
     if broken:
         raise FloatingPointError(
-            f"{when} {len(broken)} tensors of the learner are not finite: {some_names(broken, limit=5)}. Finished "
+            f"{when}, not finite ({len(broken)} of {len(tensors)}): {_named('tensor', broken, limit=5)}. Finished "
             "tasks are saved; lower optimization.learning_rate."
         )
 

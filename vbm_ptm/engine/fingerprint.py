@@ -88,7 +88,7 @@ class TaskFingerprints:
         if frozen_sha256 != self.frozen_sha256:
             raise TrainingError(
                 f"the frozen parameters are not those that task {self._task_index} began with: training has changed "
-                "them before the run was stopped. Start anew with another --output once the learner is corrected."
+                "them before the run was stopped. Start anew in another folder once the learner is corrected."
             )
 
     def check_training(self) -> None:

@@ -48,7 +48,7 @@ def describe_view_batch(config: RunConfig) -> str:
     if view_batch.order == "class":
         text = f"1/{view_batch.num_views} of a task's classes in an epoch, {view_batch.num_views} times"
     elif view_batch.num_views > 1:
-        text = f"{view_batch.num_views} views (baseline: --set view_batch.num_views=1)"
+        text = f"{view_batch.num_views} views (baseline: view_batch.num_views=1)"
     else:
         text = "1 view (the plain baseline)" if view_batch.is_baseline else "1 view"
     if view_batch.views_for != "all":

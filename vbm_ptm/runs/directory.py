@@ -21,7 +21,7 @@ from vbm_ptm.config.run_config import RunConfig, override, stored_config
 from vbm_ptm.config.tree import change_lines, changes, is_within, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
-from vbm_ptm.storage.checkpoint import SKIPPING, Checkpoint, CheckpointStore
+from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
 from vbm_ptm.storage.durable_files import remove_partials, write_file
 from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.run_result import RunResult, read_result
@@ -73,7 +73,7 @@ class RunDirectory:
         for item in overrides:
             if not is_within(item.partition("=")[0].strip(), FREE_IN_USE):
                 raise UsageError(
-                    f"--set {item}: the run is finished as it is. What may change is where its files lie and how it "
+                    f"{item}: the run is finished as it is. What may change is where its files lie and how it "
                     f"computes: {', '.join(FREE_IN_USE)}."
                 )
             composed.merge(override(item), f"--set {item}")
@@ -146,25 +146,23 @@ class RunDirectory:
         nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not nearest.is_dir():
             where = "is" if nearest == self.path else f"lies below {nearest}, which is"
-            raise UsageError(f"--output {self.path} {where} a file; give a folder that does not exist yet.")
+            raise UsageError(f"{self.path} {where} a file; give a folder that does not exist yet.")
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise UsageError(f"--output {self.path}: no permission to write in {nearest}.")
+            raise UsageError(f"{self.path}: no permission to write in {nearest}.")
         if nearest != self.path or {file.name for file in self.path.iterdir()} <= _NO_RUN_YET:
             return
         if not (self.path / "config.yaml").exists():
-            raise UsageError(
-                f"--output {self.path} exists and is not empty; give a folder that does not exist yet."
-            )
+            raise UsageError(f"{self.path} exists and is not empty; give a folder that does not exist yet.")
         # Whether the same images and weights lie there is seen once they are loaded.
         changed = self._changes(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
         if changed and not resume:
             raise UsageError(
-                f"--output {self.path} exists already, from other settings (stored against given): "
-                f"{some_lines(change_lines(changed))}. Give this run a folder of its own by --output."
+                f"{self.path} exists already, from other settings (stored against given): "
+                f"{some_lines(change_lines(changed))}. Give this run a folder of its own."
             )
         if not resume:
             raise UsageError(
-                f"--output {self.path} exists already. Go on with it by --resume, or give another folder."
+                f"{self.path} exists already: resume it, or give another folder.", advice="resume_or_output"
             )
         self._refuse(changed)
 
@@ -178,7 +176,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"--output {self.path} cannot be made: {error.strerror}.") from error
+            raise UsageError(f"{self.path} cannot be made: {error.strerror}.") from error
         what = f"{self.path} from a second run that writes there"
         try:
             with sole_holder(self.path / ".lock", what=what):
@@ -189,7 +187,7 @@ class RunDirectory:
                 yield
         except LockedElsewhereError as error:
             raise UsageError(
-                f"{self.path} is in use by another run; wait for it or give another --output."
+                f"{self.path} is in use by another run; wait for it or give another folder."
             ) from error
 
     def write_config(self, config: RunConfig) -> None:
@@ -241,7 +239,8 @@ class RunDirectory:
         if changed:
             raise UsageError(
                 f"{what} belongs to another run, of another configuration (stored against given): "
-                f"{some_lines(change_lines(changed))}.{SKIPPING}."
+                f"{some_lines(change_lines(changed))}.",
+                advice="skip_damaged",
             )
 
     def _changes(self, config: RunConfig, *, free: tuple[str, ...]) -> Changes:
@@ -252,8 +251,8 @@ class RunDirectory:
             raise UsageError(
                 f"{self.path} was started with another configuration (stored against given): "
                 f"{some_lines(change_lines(changed))}. "
-                f"Resume with the stored settings, which {self.path / 'config.yaml'} has (--config), or give another "
-                "--output."
+                f"Resume with the stored settings, which {self.path / 'config.yaml'} has, or give another folder.",
+                advice="stored_settings",
             )
 
 

@@ -57,7 +57,7 @@ def export(
     name = "exported" if task is None else f"exported_task_{task + 1}"
     folder = directory.path / name if output is None else Path(output)
     if folder.exists():  # before the weights are read
-        raise UsageError(f"--output {folder} exists already; give a folder that does not exist yet.")
+        raise UsageError(f"{folder} exists already; give a folder that does not exist yet.")
     config = directory.config(overrides)
     learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
     weights = learner.backbone.weights
@@ -124,7 +124,7 @@ def push(folder: Path | str, repository: str) -> str:
         hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="A learner of vbm_ptm")
     except Exception as error:  # the client's errors have no common base
         raise UsageError(
-            f"--push {repository}: {first_line(error)}. {folder} is ready to be pushed again."
+            f"{repository}: {first_line(error)}. {folder} is ready to be pushed again."
         ) from error
     return str(made)
 

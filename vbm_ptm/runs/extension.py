@@ -51,9 +51,7 @@ def extension_config(
     tree = directory.config().model_dump(mode="json")
     result = directory.result()
     if result is None or not result.is_finished:
-        raise UsageError(
-            f"{directory.path} is not finished: go on with it first, by its own command and --resume."
-        )
+        raise UsageError(f"{directory.path} is not finished: resume it first.", advice="resume")
     kind = tree["scenario"]["kind"]
     if kind == "joint":
         raise UsageError(
@@ -75,7 +73,7 @@ def extension_config(
         key = item.partition("=")[0].strip()
         if not is_within(key, FREE_IN_EXTENSION) or is_within(key, ["dataset.transforms"]):
             raise UsageError(
-                f"--set {item}: an extension keeps what the run was made with. What may change: "
+                f"{item}: an extension keeps what the run was made with. What may change: "
                 f"{', '.join(FREE_IN_EXTENSION)}, but not dataset.transforms."
             )
         composed.merge(override(item), f"--set {item}")

@@ -10,7 +10,6 @@ from vbm_ptm.config.tree import change_lines, changes, is_within
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.storage.checkpoint import (
-    SKIPPING,
     Checkpoint,
     CheckpointStore,
     read_checkpoint,
@@ -79,9 +78,9 @@ def newest_checkpoint(
         except UsageError as error:
             if not skip_damaged:
                 raise
-            logger.warning("left out: %s", str(error).partition(SKIPPING)[0])
+            logger.warning("left out: %s", error)
     if paths:
-        raise UsageError(f"no checkpoint in {store.directory} can be used; start anew with another --output.")
+        raise UsageError(f"no checkpoint in {store.directory} can be used; start anew in another folder.")
     return None
 
 
@@ -114,7 +113,7 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
             f"{datasets.split_sha256[:12]} against {state.split_sha256[:12]}"
         )
         if is_resumed:
-            raise UsageError(f"{change}. Bring the same images back, or start anew with another --output.")
+            raise UsageError(f"{change}. Bring the same images back, or start anew in another folder.")
         if datasets.record.held_out != state.held_out:
             # The learner may have been trained on what is held out now.
             raise UsageError(

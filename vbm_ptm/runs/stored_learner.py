@@ -79,7 +79,7 @@ def measure(
     if checkpoint.task_index < num_gaps:
         raise UsageError(
             f"task {checkpoint.task_index + 1} is one of {config.scenario.extends}, and its images are not part of "
-            f"{directory.path}: evaluate that run, or give a data set by --dataset."
+            f"{directory.path}: evaluate that run, or measure on a given data set."
         )
     restore_checked(setup, checkpoint)
     setup.learner.to(accelerator.device)
@@ -129,7 +129,7 @@ def measure_on(
     of_dataset = [item for item in overrides if is_within(item.partition("=")[0].strip(), ["dataset"])]
     for item in of_dataset:
         if is_within(item.partition("=")[0].strip(), ["dataset.transforms"]):
-            raise UsageError(f"--set {item}: images are prepared as the learner was trained with.")
+            raise UsageError(f"{item}: images are prepared as the learner was trained with.")
     stored = load(
         path, task=task, device=device, overrides=[item for item in overrides if item not in of_dataset]
     )
@@ -138,7 +138,7 @@ def measure_on(
     unknown = [name for name in datasets.class_names if form(name) not in known]
     if unknown:
         raise UsageError(
-            f"--dataset {dataset}: {len(unknown)} of {len(datasets.class_names)} classes are not among those that the "
+            f"data set {dataset}: {len(unknown)} of {len(datasets.class_names)} classes are not among those that the "
             f"learner knows: {some_names(unknown)}. It knows {some_names(stored.class_names)}."
         )
     indices = np.array([known[form(name)] for name in datasets.class_names], dtype=np.int64)
@@ -219,7 +219,9 @@ def load(
     path = Path(path)
     if is_portable(path):
         if task is not None or overrides:
-            raise UsageError(f"{path} is an exported learner: --task and --set are for run directories.")
+            raise UsageError(
+                f"{path} is an exported learner: only a run directory has other tasks, and settings."
+            )
         learner, portable = read_portable(path)
         transforms, preprocessing = portable.transforms, portable.preprocessing
         names = portable.class_names

@@ -21,7 +21,7 @@ from vbm_ptm.runs.directory import FREE_ON_RESUME, PLACES, RunDirectory
 from vbm_ptm.runs.findings import Findings
 from vbm_ptm.runs.log_continuity import check_log
 from vbm_ptm.runs.stored_learner import evaluate
-from vbm_ptm.storage.checkpoint import SKIPPING, Checkpoint, CheckpointStore, read_checkpoint
+from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from vbm_ptm.storage.locking import is_held
 from vbm_ptm.storage.run_result import RunResult
 from vbm_ptm.storage.summary import summary
@@ -89,7 +89,7 @@ def _result(directory: RunDirectory, findings: Findings) -> RunResult | None:
         "state of the run",
         expected="finished",
         found="running" if is_running else result.status if result else "not finished, without a result",
-        remedy="verify it when it is finished" if is_running else "go on with its own command and --resume",
+        remedy="verify it when it is finished" if is_running else "resume it",
     )
     return result
 
@@ -173,8 +173,7 @@ def _checkpoints(directory: RunDirectory, findings: Findings) -> list[Checkpoint
             checkpoint = read_checkpoint(path)
             checkpoint.verify()
         except UsageError as error:
-            what = str(error).partition(SKIPPING)[0]
-            findings.add(str(path), expected="files with their SHA-256", found=what, remedy=_BRING_BACK)
+            findings.add(str(path), expected="files with their SHA-256", found=error, remedy=_BRING_BACK)
         else:
             whole.append(checkpoint)
     findings.checked.append(f"{len(whole)} checkpoints with their SHA-256")

@@ -21,7 +21,7 @@ from vbm_ptm.storage.log_reader import LogReader
 _QUIET = 10.0
 _WINDOW = 60.0
 
-_GO_ON = "Go on with its own command and --resume"
+_GO_ON = "It can be resumed"
 
 
 class RunWatcher:
@@ -140,7 +140,7 @@ class RunWatcher:
             )
         return "quiet", (
             f"No new line for {duration(quiet)}. This file system does not tell whether process {_holder(lock)} lives: "
-            f"look for it where it was started. If it is gone: {_GO_ON[0].lower()}{_GO_ON[1:]}."
+            f"look for it where it was started. If it is gone, the run can be resumed."
         )
 
 

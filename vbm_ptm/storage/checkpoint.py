@@ -41,7 +41,6 @@ from vbm_ptm.storage.save_schedule import check_interval
 logger = logging.getLogger(__name__)
 
 # What to do about a checkpoint that cannot be used; where that is being done, it is left out of the message.
-SKIPPING = " To go on from the checkpoint before it, give --resume --skip-damaged"
 
 _LEARNER, _OPTIMIZER, _STATE, _SUMS = (
     "learner.safetensors",
@@ -384,5 +383,6 @@ def _damage(file: Path, what: str) -> UsageError:
     return UsageError(
         f"checkpoint file {file} is {what}"
         + f" (its SHA-256 is not the one in {_SUMS})" * (file.name != _SUMS)
-        + f".{SKIPPING}; or start anew with another --output."
+        + ".",
+        advice="skip_damaged",
     )

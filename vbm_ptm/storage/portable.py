@@ -155,7 +155,7 @@ def write_portable(
         UsageError: The folder exists, or half precision cannot hold the weights.
     """
     if folder.exists():
-        raise UsageError(f"--output {folder} exists already; give a folder that does not exist yet.")
+        raise UsageError(f"{folder} exists already; give a folder that does not exist yet.")
     assert learner.backbone.weights is not None
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in learner.state_dict().items()}
     if is_half:
@@ -229,5 +229,7 @@ def _halved(name: str, tensor: Tensor) -> Tensor:
         return tensor
     halved = tensor.half()
     if not torch.equal(halved.isfinite(), tensor.isfinite()):
-        raise UsageError(f"'{name}' has numbers that half precision cannot hold: export without --half.")
+        raise UsageError(
+            f"'{name}' has numbers that half precision cannot hold: export it in single precision."
+        )
     return halved

@@ -142,13 +142,13 @@ def write_split_file(path: Path, rows: Iterable[tuple[str, SplitName, str, str |
     writer.writerows(row if has_domains else row[:3] for row in lines)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
-        raise UsageError(f"--output {path} lies below {folder}, which is a file; give another place.")
+        raise UsageError(f"{path} lies below {folder}, which is a file; give another place.")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
     except FileExistsError:
-        raise UsageError(f"'{path}' exists already: remove it, or give another --output.") from None
+        raise UsageError(f"'{path}' exists already: remove it, or give another place.") from None
 
 
 def _matches(root: Path, name: str) -> list[Path]:

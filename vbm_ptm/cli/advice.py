@@ -1,0 +1,28 @@
+"""What to type where a command was refused: the layers below state facts and settings, and know no options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vbm_ptm.errors import Advice, UsageError
+
+WHAT_TO_TYPE: Mapping[Advice, str] = {
+    "learner": "Use --learner NAME ('vbm-ptm list learners' shows them).",
+    "dataset": "Use --dataset NAME ('vbm-ptm list datasets' shows them), a folder or a parquet file.",
+    "resume": "Give its own command again, with --resume.",
+    "resume_or_output": "Go on with it by --resume, or give another --output.",
+    "stored_settings": "Give the stored settings by --config, or another --output.",
+    "skip_damaged": (
+        "To go on from the checkpoint before it, give --skip-damaged (to train: --resume --skip-damaged); "
+        "to start anew, give another --output."
+    ),
+    "more_data": "If these are more images of what was learned, give --more-data.",
+}
+
+
+def messages(error: UsageError) -> list[str]:
+    """Return what is wrong, one message each; the last one says what to type, where the error asks for it."""
+    found = list(error.problems)
+    if error.advice is not None and found:
+        found[-1] += f" {WHAT_TO_TYPE[error.advice]}"
+    return found
