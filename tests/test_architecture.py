@@ -31,11 +31,7 @@ STILL_NAME_OPTIONS = {
     for name in ("config/dataset_names", "config/run_config", "runs/directory", "runs/extension")
 }
 # The command line itself, and what writes pages (style sheets) and the reference of the settings.
-MAY_NAME_OPTIONS = (
-    "vbm_ptm/cli/",
-    "vbm_ptm/report/",
-    "vbm_ptm/config/reference.py",
-)  # pages, and the settings' reference
+MAY_NAME_OPTIONS = ("vbm_ptm/cli/", "vbm_ptm/report/", "vbm_ptm/config/reference.py")
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
