@@ -610,7 +610,7 @@ def test_main__says_what_to_do_where_memory_is_short(
     monkeypatch.setattr("vbm_ptm.runs.stored_learner.predict", fail)
     assert main(["predict", "run", __file__]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message.splitlines()[0]} ")
+    assert line.startswith(f"error: {message.splitlines()[0].rstrip('.')}. ")
     assert advice in line
 
 

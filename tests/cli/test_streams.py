@@ -66,6 +66,19 @@ def test_outlast_readers__fails_where_results_cannot_be_written(tmp_path: Path) 
     assert "No space left on device" in done.stderr
 
 
+def test_command__says_in_one_line_that_what_it_prints_cannot_be_written() -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$@" >/dev/full', "bash", sys.executable, "-m", "vbm_ptm", "list", "datasets"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "No space left on device" in line
+
+
 def test_outlast_readers__loses_nothing_that_is_read(tmp_path: Path) -> None:
     done = shell('"$@"', tmp_path / "file")
     assert done.stdout.count("out") == 200

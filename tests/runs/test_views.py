@@ -32,11 +32,9 @@ def seen_in_training(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     take = TaskTraining._take_step
 
-    def watched(
-        training: TaskTraining, model: Any, optimizer: Any, positions: Any, batch: Any, **more: Any
-    ) -> None:
+    def watched(training: TaskTraining, step: Any, positions: Any, batch: Any, waited: float) -> None:
         seen.append((training.task.index, training.epoch, training.step, batch))
-        take(training, model, optimizer, positions, batch, **more)
+        take(training, step, positions, batch, waited)
 
     monkeypatch.setattr(TaskTraining, "_take_step", watched)
     return seen

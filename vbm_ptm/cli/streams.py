@@ -48,17 +48,19 @@ def _outlasting(stream: TextIO | None, original: TextIO | None, *, may_lose_all:
 
 
 class _Raw(io.FileIO):
-    """A file descriptor that takes what nobody can read, and drops it."""
+    """A file descriptor that takes what nobody can read, and drops it; a full disk raises once."""
 
     def __init__(self, descriptor: int, *, may_lose_all: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._may_lose_all = may_lose_all
+        self._has_failed = False
 
     def write(self, content: Any) -> int:
         """Write, or claim to have written; return the number of bytes."""
         try:
             return super().write(content)
         except OSError as error:
-            if self._may_lose_all or error.errno in _NOBODY_READS:
+            if self._may_lose_all or self._has_failed or error.errno in _NOBODY_READS:
                 return len(content)
+            self._has_failed = True  # the interpreter flushes what is left once more when it ends
             raise
