@@ -293,13 +293,16 @@ def _dataset_images(table: Dataset, column: str, where: str) -> Dataset:
     rows = table.select_columns([column])
     if column != "image":
         rows = rows.rename_column(column, "image")
-    if not is_mapped(kind) or holds_base64(rows.data.column("image")):
-        chunks = [image_structures(chunk, where=where) for chunk in rows.data.column("image").chunks]
-        return Dataset(pa.table({"image": pa.chunked_array(chunks, STRUCTURE)}))
-    try:
-        return rows.cast_column("image", datasets.Image(decode=False)).with_format(None)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise UsageError(f"{where} holds {table.features[column]}, not images. Read are {FORMS}.") from error
+    if is_mapped(kind) and not holds_base64(rows.data.column("image")):
+        try:
+            return rows.cast_column("image", datasets.Image(decode=False)).with_format(None)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            if not pa.types.is_large_binary(kind):  # which older versions of datasets do not cast
+                raise UsageError(
+                    f"{where} holds {table.features[column]}, not images. Read are {FORMS}."
+                ) from error
+    chunks = [image_structures(chunk, where=where) for chunk in rows.data.column("image").chunks]
+    return Dataset(pa.table({"image": pa.chunked_array(chunks, STRUCTURE)}))
 
 
 def _merged(
