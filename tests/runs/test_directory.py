@@ -173,7 +173,7 @@ def test_config__belongs_to_a_run(tmp_path: Path, written: RunDirectory) -> None
 def test_check__says_why_an_existing_folder_is_not_that_of_the_run(
     written: RunDirectory, config: RunConfig
 ) -> None:
-    with pytest.raises(UsageError, match=r"exists already\. Go on with it by --resume"):
+    with pytest.raises(UsageError, match=r"exists already"):
         written.check(config, resume=False)
     other = changed(config, "optimization.epochs=7")
     with pytest.raises(

@@ -40,8 +40,6 @@ from vbm_ptm.storage.save_schedule import check_interval
 
 logger = logging.getLogger(__name__)
 
-# What to do about a checkpoint that cannot be used; where that is being done, it is left out of the message.
-
 _LEARNER, _OPTIMIZER, _STATE, _SUMS = (
     "learner.safetensors",
     "optimizer.safetensors",
