@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 
 from vbm_ptm.analysis import confusion, prompts, recall, retention, training
+from vbm_ptm.analysis.drawing import styled
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 from vbm_ptm.storage.task_record import TaskFacts, TaskTimings
 
@@ -126,3 +129,11 @@ def test_figures__draw_each_line() -> None:
     assert against.lines[0].get_xdata().tolist() == [2.5, 2.5]  # type: ignore[union-attr]
     (time,) = training.time_figure({"one": [timings]}).axes
     assert [patch.get_width() for patch in time.patches] == [3, 2, 1]  # type: ignore[attr-defined]
+
+
+def test_figures__take_names_as_they_are() -> None:
+    name = r"a$\frac{x$ & <b>"
+    written = io.StringIO()
+    with styled():
+        retention.evolution_figure({name: [MATRIX], "other": [MATRIX]}).savefig(written, format="svg")
+    assert html.escape(name, quote=False) in written.getvalue()

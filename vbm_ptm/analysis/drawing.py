@@ -39,6 +39,7 @@ _STYLE: Any = {
     "svg.hashsalt": "vbm_ptm",
     "pdf.fonttype": 42,
     "text.color": INK,
+    "text.parse_math": False,  # a dollar in the name of a class or a run is a dollar
     "axes.edgecolor": GRID,
     "axes.labelcolor": SOFT,
     "axes.titlecolor": INK,
