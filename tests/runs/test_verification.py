@@ -172,7 +172,7 @@ def test_verify__says_what_a_stopped_run_lacks(toy_tree: Callable[..., Tree], tm
         run(toy_tree("nearest_mean"), output=tmp_path / "run", stop_after_task=1)
     (item,) = found(tmp_path / "run")
     assert (item.what, item.found) == ("state of the run", "interrupted")
-    assert "--resume" in item.remedy
+    assert "resume" in item.remedy
 
 
 def test_verify__command(changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
