@@ -112,17 +112,17 @@ class PageTable:
         )
 
 
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "_%&#${}"},
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "±": "$\\pm$",
+}
+
+
 def _latex(text: str) -> str:
-    for sign, written in {
-        "\\": "/",
-        "_": "\\_",
-        "%": "\\%",
-        "&": "\\&",
-        "#": "\\#",
-        "±": "$\\pm$",
-    }.items():
-        text = text.replace(sign, written)
-    return text
+    return "".join(_LATEX.get(sign, sign) for sign in text)
 
 
 @dataclass(frozen=True)
