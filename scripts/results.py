@@ -1,7 +1,8 @@
 """Keep what studies have measured in the repository, and make the tables of docs/results.md of it.
 
 python scripts/results.py keep RUNS/digits     keeps the finished runs of a study, in place of those kept before
-python scripts/results.py tables               writes the tables into docs/results.md and docs/results/few_visits.md
+python scripts/results.py tables               writes the tables into docs/results.md and docs/results/few_visits.md,
+                                               and the pictures that these pages show into docs/results
 
 docs/results/runs.csv has a row per run, docs/results/accuracies.csv a row for each task that a run was measured on
 after a task. All accuracies follow from these counts; those in runs.csv are there to be read. In the pages a study's
@@ -12,19 +13,28 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from vbm_ptm.analysis.drawing import ACCENT, GRID, INK, PAPER, SERIES, SOFT, styled
+from vbm_ptm.analysis.retention import evolution_figure
 from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
 from vbm_ptm.report.collect import Effect, EffectRow, MeasuredRun, Row, collect, measures_of
+from vbm_ptm.report.page import inline_svg
 from vbm_ptm.storage.run_result import RunResult, read_result
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "results/few_visits.md")
+# Of a picture: its study, and what the names of its lines begin with.
+PICTURES = (("recalls_digits", "er"), ("recalls_digits", "finetune"), ("factors_digits", ""))
+_LIGHT = {"ink": INK, "soft": SOFT, "grid": GRID, "paper": PAPER, "accent": ACCENT}
+_LIGHT |= {f"line-{number}": color for number, color in enumerate(SERIES)}
+_DARK = {"ink": "#e8ebee", "soft": "#a3adb8", "grid": "#343b43", "paper": "#14171a"}
 
 SCOPES: dict[str, Scope] = {"all_classes": "class_incremental", "own_classes": "task_incremental"}
 
@@ -272,6 +282,31 @@ def page_with_tables(page: str, kept: Iterable[KeptRun]) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", renew, page, flags=re.DOTALL)
 
 
+def picture(runs: Iterable[KeptRun], study: str, prefix: str) -> str:
+    """Return the accuracy over all seen classes after each task, a line per line of the study, as an SVG file.
+
+    Its colours follow the reader's light or dark theme.
+    """
+    lines: dict[str, list[AccuracyMatrix]] = defaultdict(list)
+    for run in runs:
+        if run.study == study and run.run.startswith(prefix):
+            lines[run.run].append(run.matrix)
+    file = io.StringIO()
+    with styled():
+        evolution_figure(lines).savefig(file, format="svg", metadata={"Date": None})
+    alt = f"Accuracy over all seen classes after each task: {', '.join(lines)}"
+    body = inline_svg(file.getvalue(), name=f"{study}-{prefix}", alt=alt)
+    themes = (_colours(_LIGHT), f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}")
+    style = f"<style>{' '.join(themes)}</style>"
+    opening, rest = body.split(">", maxsplit=1)
+    namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return f"{opening.replace('<svg', f'<svg {namespaces}', 1)}>{style}{rest}\n"
+
+
+def _colours(theme: Mapping[str, str]) -> str:
+    return f"svg {{{' '.join(f'--{name}: {color};' for name, color in theme.items())}}}"
+
+
 def _spread(values: Spread) -> str:
     if values.mean is None:
         return "-"
@@ -321,6 +356,9 @@ def main() -> None:
         kept = read_kept()
         for page in PAGES:
             (DOCS / page).write_text(page_with_tables((DOCS / page).read_text(), kept))
+        for study, prefix in PICTURES:
+            file = DOCS / "results" / f"{study}{'-' * bool(prefix)}{prefix}.svg"
+            file.write_text(picture(kept, study, prefix), encoding="utf-8")
 
 
 if __name__ == "__main__":

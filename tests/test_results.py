@@ -54,6 +54,24 @@ def test_pages__show_what_is_kept(results: ModuleType) -> None:
     assert [results.page_with_tables(page, kept) for page in pages] != pages
 
 
+def test_pictures__show_every_line_of_their_study(results: ModuleType) -> None:
+    kept = results.read_kept()
+    page = (ROOT / "docs" / "results.md").read_text()
+    for study, prefix in results.PICTURES:
+        name = f"{study}-{prefix}.svg" if prefix else f"{study}.svg"
+        assert f"](results/{name})" in page
+        stored = (ROOT / "docs" / "results" / name).read_text()
+        lines = {run.run for run in kept if run.study == study and run.run.startswith(prefix)}
+        assert len(lines) == 6
+        assert all(f">{line}</text>" in stored for line in lines)
+    # It is drawn of the counts, and follows the theme of its reader.
+    drawn = results.picture(kept, study, prefix)
+    assert ">view-batch</text>" in drawn
+    assert "prefers-color-scheme: dark" in drawn
+    others = [run for run in kept if run.run != "baseline"]
+    assert results.picture(others, study, prefix) != drawn
+
+
 def test_kept__numbers_in_the_rows_follow_from_the_counts(results: ModuleType) -> None:
     with (ROOT / "docs" / "results" / "runs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
