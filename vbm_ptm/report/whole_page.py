@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vbm_ptm.report import page_accuracy, page_training
-from vbm_ptm.report.collect import Collected, collect
+from vbm_ptm.report.collect import Collected, EffectRow, collect
 from vbm_ptm.report.page import Page, PageTable, Section
 from vbm_ptm.report.page_parts import Findings, ReportRun
 from vbm_ptm.report.tables import NOT_AVAILABLE, spread
@@ -54,23 +54,41 @@ def _finding(collected: Collected, runs: Sequence[ReportRun]) -> str:
     """Return the sentence that the page begins with."""
     known = [row for row in collected.view_batch_effects if row.last_accuracy.mean is not None]
     if known:
-        row = max(known, key=lambda each: each.num_pairs)
-        change = row.last_accuracy.mean or 0.0
-        interval = row.last_accuracy.interval
-        if interval and not interval[0] <= 0 <= interval[1]:
-            sure = f" (95 % interval {interval[0]:+.2f} to {interval[1]:+.2f}, {row.num_pairs} pairs)"
-        elif interval:
-            sure = f", within what {row.num_pairs} pairs of equal seeds leave open"
-        else:
-            sure = ", from a single pair of equal seeds"
-        verb = "raises" if change >= 0 else "lowers"
-        return f"The view batch {verb} the last accuracy of {row.label} by {abs(change):.2f} points{sure}."
+        return _effect_sentence(known)
     rows = [row for row in collected.rows if row.last_accuracy.mean is not None]
     if rows:
         best = max(rows, key=lambda each: each.last_accuracy.mean or 0.0)
         start = "" if len(rows) == 1 else f"Best of {len(rows)}: "
         return f"{start}{best.label} ends at {spread(best.last_accuracy)} % over all classes."
     return f"None of {len(runs)} runs is finished yet." if len(runs) > 1 else "The run is not finished yet."
+
+
+def _effect_sentence(rows: Sequence[EffectRow]) -> str:
+    """Return what the view batch changes where pairs of runs decide it, and else that they do not."""
+    decided = [
+        (row, name, mean, interval)
+        for row in rows
+        for name, mean, interval in (
+            ("average", row.average_incremental_accuracy.mean, row.average_incremental_accuracy.interval),
+            ("last", row.last_accuracy.mean, row.last_accuracy.interval),
+        )
+        if mean is not None and interval and not interval[0] <= 0 <= interval[1]
+    ]
+    if decided:
+        row, name, mean, (low, high) = max(decided, key=lambda each: (each[0].num_pairs, abs(each[2])))
+        others = len(rows) - len({each[0].label for each in decided})
+        rest = f" {others} other line{'s' * (others > 1)}: not decided." if others else ""
+        return (
+            f"The view batch {'raises' if mean > 0 else 'lowers'} the {name} accuracy of {row.label} by "
+            f"{abs(mean):.2f} points (95 % interval {low:+.2f} to {high:+.2f}, {row.num_pairs} pairs).{rest}"
+        )
+    if any(row.last_accuracy.interval for row in rows):
+        return "No effect of the view batch is decided: every 95 % interval of paired differences holds 0."
+    change = rows[0].last_accuracy.mean or 0.0
+    return (
+        f"The view batch changes the last accuracy of {rows[0].label} by {change:+.2f} points in a single pair of "
+        "equal seeds, which decides nothing."
+    )
 
 
 def _facts(runs: Sequence[ReportRun]) -> tuple[tuple[str, str], ...]:
