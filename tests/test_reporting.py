@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -132,7 +130,7 @@ def test_find_runs__of_a_study_are_named_by_its_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_report__of_thirty_runs_of_twenty_tasks_is_small_and_quick(
+def test_report__of_thirty_runs_of_twenty_tasks_is_small(
     toy_tree: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = miniatures.write_toy_folder(
@@ -153,19 +151,3 @@ def test_report__of_thirty_runs_of_twenty_tasks_is_small_and_quick(
     assert f"report: {page}" in capsys.readouterr().out
     assert page.stat().st_size < 5_000_000
     assert len(re.findall("<img ", page.read_text())) > 0
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        return
-    seconds = []
-    for address in ("about:blank", page.as_uri()):
-        started = time.monotonic()
-        command = [
-            chromium,
-            "--headless",
-            "--no-sandbox",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom",
-        ]
-        subprocess.run([*command, address], check=True, capture_output=True, timeout=120)
-        seconds.append(time.monotonic() - started)
-    assert seconds[1] - seconds[0] < 2
