@@ -461,7 +461,7 @@ class TestHub:
 
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
-        with pytest.raises(UsageError, match=r"the hub does not answer .*no route.*backbone.checkpoint=FILE"):
+        with pytest.raises(UsageError, match=r"the hub does not answer .*no route.*backbone\.checkpoint"):
             load_vit("vit_base_patch16_224.augreg_in21k")
         ((url, timeout),) = asked
         assert url.endswith("/timm/vit_base_patch16_224.augreg_in21k/resolve/main/model.safetensors")

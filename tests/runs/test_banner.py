@@ -14,7 +14,7 @@ Tree = dict[str, Any]
 def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> None:
     tree = toy_tree("nearest_mean")
     lines = "\n".join(banner(build(compose(tree=tree).validate()), build_accelerator(device="cpu")))
-    assert "view batch: 2 views (baseline: --set view_batch.num_views=1)" in lines
+    assert "view batch: 2 views (baseline: view_batch.num_views=1)" in lines
     assert "a step has 8 images = 4 groups x 2 views" in lines
     assert "1 rank on 1 node, device cpu, precision no" in lines
     assert "72 training and 48 test images, 12 classes in 3 tasks of 4" in lines
