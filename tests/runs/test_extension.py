@@ -168,7 +168,7 @@ def test_extend__known_classes_need_to_be_meant(small_tree: Callable[..., Tree],
     more = str(write_toy_folder(tmp_path / "more", ["class_02", "class_12"]))
     config = extension_config(tmp_path / "first", dataset=more)
     with pytest.raises(
-        UsageError, match=r"1 of 2 classes were learned before: class_02\. If .* --more-data; else rename"
+        UsageError, match=r"1 of 2 classes were learned before: class_02\. .*scenario\.allow_known_classes"
     ):
         run(config, output=tmp_path / "second")
     assert not (tmp_path / "second").exists()
