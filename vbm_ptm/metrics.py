@@ -67,20 +67,10 @@ class AccuracyCell:
         return all(one == two for one, two in pairs if one is not None and two is not None)
 
     def __add__(self, other: AccuracyCell) -> AccuracyCell:
-        """Pool the images of two parts of one task."""
-
-        def together(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + two
-
-        return AccuracyCell(
-            total=self.total + other.total,
-            class_incremental_top1=self.class_incremental_top1 + other.class_incremental_top1,
-            class_incremental_top5=self.class_incremental_top5 + other.class_incremental_top5,
-            task_incremental_top1=together(self.task_incremental_top1, other.task_incremental_top1),
-            task_incremental_top5=together(self.task_incremental_top5, other.task_incremental_top5),
-            task_expert_top1=together(self.task_expert_top1, other.task_expert_top1),
-            task_expert_top5=together(self.task_expert_top5, other.task_expert_top5),
-        )
+        """Pool the images of two parts of one task; what one of them has not counted is unknown of both."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        counts: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return AccuracyCell(*counts)
 
 
 class AccuracyMatrix:

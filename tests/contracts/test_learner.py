@@ -122,6 +122,9 @@ class ToyFeatures:
             values = (function or self.learner.query)(torch.cat(toy.images)[wanted])
         return values, torch.cat(toy.labels)[wanted], wanted
 
+    def labels(self) -> tuple[Tensor, Tensor]:
+        return self()[1:]
+
     @torch.no_grad()
     def sum(
         self, function: Callable[[Tensor], Mapping[str, Tensor]], transform: str = "eval"

@@ -55,6 +55,14 @@ def test_features__are_those_of_the_task_in_the_order_of_rows(
     assert values.device.type == "cpu"
 
 
+def test_labels__are_known_without_an_image(learner: Learner, benchmark_shuffled: Benchmark) -> None:
+    features = features_of(learner, benchmark_shuffled)
+    _, labels, rows = features()
+    learner.query = None  # type: ignore[assignment,method-assign]  # no image is looked at
+    own, its_rows = features.labels()
+    assert (own.tolist(), its_rows.tolist()) == (labels.tolist(), rows.tolist())
+
+
 @pytest.mark.parametrize("rows", [[3, 0, 11, 7, 1], [5], [9, 2, 4]])
 def test_features__come_as_the_rows_are_asked_for(
     learner: Learner, benchmark_shuffled: Benchmark, rows: list[int]

@@ -81,7 +81,6 @@ def test_learner__makes_room_for_the_statistics_of_a_finished_task(learner: Lear
 def test_learner__leaves_to_the_method_what_only_it_can_say(learner: Learner) -> None:
     images, labels = torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)
     calls: list[Callable[[], object]] = [
-        learner.parameter_groups,
         lambda: learner(images, labels),
         lambda: learner.predict(images),
     ]
@@ -89,3 +88,16 @@ def test_learner__leaves_to_the_method_what_only_it_can_say(learner: Learner) ->
         with pytest.raises(NotImplementedError):
             call()
     assert learner.statistics_size([5, 5]) == 0
+    assert learner.parameter_groups() == []  # nothing of it is trained
+
+
+def test_parameter_groups__are_the_modules_that_are_trained(learner: Learner) -> None:
+    learner.backbone.requires_grad_(True)
+    learner.head = nn.Linear(4, 2)
+    learner.teacher = nn.Linear(4, 2).requires_grad_(False)
+    learner.head.bias.requires_grad_(False)
+    groups = {group.name: group for group in learner.parameter_groups()}
+    assert list(groups) == ["backbone", "head"]
+    assert groups["backbone"].parameters == list(learner.backbone.parameters())
+    assert groups["head"].parameters == [learner.head.weight]
+    assert {group.learning_rate_scale for group in groups.values()} == {1.0}

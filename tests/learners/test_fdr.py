@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Learner
@@ -18,10 +19,29 @@ TASKS = tuple(
 IMAGES = torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def finish(learner: Learner, task: Task) -> None:
-    rows = torch.arange(6) + 6 * task.index
-    labels = rows % 2 + 2 * task.index
-    learner.end_task(task, lambda: (learner.query(IMAGES[rows]), labels, rows))
+class FeaturesOfRows:
+    """Six images of a task; which of them were looked at."""
+
+    def __init__(self, learner: Learner, task: Task) -> None:
+        self.learner = learner
+        self.task = task
+        self.asked: list[int] = []
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(6) + 6 * self.task.index
+        return rows % 2 + 2 * self.task.index, rows
+
+    def __call__(self, rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        self.asked += rows
+        wanted = torch.tensor(rows)
+        return self.learner.query(IMAGES[wanted]), wanted % 2 + 2 * self.task.index, wanted
+
+
+def finish(learner: Learner, task: Task) -> list[int]:
+    """End a task; return the rows whose features were computed."""
+    features = FeaturesOfRows(learner, task)
+    learner.end_task(task, features)
+    return features.asked
 
 
 def test_answer_distance__has_the_golden_value() -> None:
@@ -43,7 +63,8 @@ def test_fdr__keeps_answers_with_their_images(build: Callable[..., Learner]) -> 
     learner.begin_task(TASKS[1])
     with torch.no_grad():
         learner.head.weight.mul_(3)
-    finish(learner, TASKS[1])
+    asked = finish(learner, TASKS[1])
+    assert len(asked) == 4  # of those that were chosen alone
     rows = learner.rehearsed_rows()
     assert learner.exemplars.per_class() == dict.fromkeys(range(4), 2)
     now = learner.head(learner.query(IMAGES[rows])).softmax(1).detach()

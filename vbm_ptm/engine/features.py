@@ -54,8 +54,7 @@ class TaskFeatures:
         train = benchmark.datasets.train
         wanted = benchmark.training_rows(self.task) if rows is None else np.asarray(rows, dtype=np.int64)
         features = self._table(train, wanted, transform, draw=draw, function=function)
-        labels = torch.from_numpy(benchmark.class_indices(train)[wanted])
-        sample_ids = torch.from_numpy(wanted.copy())
+        labels, sample_ids = self._labels(wanted)
         if not bool(features.isfinite().all()):
             broken = sample_ids[~features.isfinite().all(dim=1)].tolist()
             raise FloatingPointError(
@@ -64,6 +63,10 @@ class TaskFeatures:
                 "optimization.learning_rate."
             )
         return features, labels, sample_ids
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return class indices (n,) and sample ids (n,) of all images of the task; none of them is read."""
+        return self._labels(self.loaders.benchmark.training_rows(self.task))
 
     def sum(
         self, function: Callable[[Tensor], Mapping[str, Tensor]], transform: ImageTransform = "eval"
@@ -92,6 +95,11 @@ class TaskFeatures:
     def of_test(self, rows: NDArray[np.int64]) -> Tensor:
         """Return features (n, D) of test images under the evaluation transform, in the order of rows."""
         return self._table(self.loaders.benchmark.datasets.test, rows, "eval")
+
+    def _labels(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        benchmark = self.loaders.benchmark
+        labels = benchmark.class_indices(benchmark.datasets.train)[rows]
+        return torch.from_numpy(labels), torch.from_numpy(rows.copy())
 
     @torch.no_grad()
     def _table(

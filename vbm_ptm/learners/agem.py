@@ -19,7 +19,7 @@ from torch import Tensor
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
 
@@ -66,13 +66,6 @@ class AGEM(Learner):
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
-
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over all columns, of current images or of a draw."""
         logits = self.head(self.backbone.features(images))
@@ -88,8 +81,7 @@ class AGEM(Learner):
 
     def end_task(self, task: Task, features: Features) -> None:
         """Choose images of the task by chance."""
-        _, labels, rows = features()
-        self.exemplars.add(None, labels, rows, task=task.index)
+        self.exemplars.add(None, *features.labels(), task=task.index)
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen)."""

@@ -18,7 +18,7 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
 from vbm_ptm.learners.agem import projected
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.replay import Rehearsal
 
 
@@ -56,13 +56,6 @@ class AGEMR(Learner):
         """Make a column for every class of the run, as far as it is known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over all columns, of current images or of a draw."""

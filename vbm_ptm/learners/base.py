@@ -15,8 +15,9 @@ from vbm_ptm.backbones import Backbone, PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.config import LearnerConfig as LearnerConfig  # a method's file finds it here
+from vbm_ptm.learners.rehearsing import Rehearsing
 from vbm_ptm.prompts.queries import QueryRole
-from vbm_ptm.replay import Rehearsal, Replay, ReplayOutput
+from vbm_ptm.replay import ReplayOutput
 
 # How an image is prepared for its features.
 ImageTransform = Literal["eval", "flip", "weak"]
@@ -52,7 +53,7 @@ class ParameterGroup(NamedTuple):
 
 
 class Features(Protocol):
-    """Query features, and sums, over the current task's training images, computed when asked for."""
+    """Query features, sums and labels of the current task's training images, computed when asked for."""
 
     def __call__(
         self,
@@ -71,6 +72,9 @@ class Features(Protocol):
             draw: Of "weak", which of its draws.
             function: Images (N, C, H, W) -> features (N, D), in place of the learner's query.
         """
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return class indices (n,) and sample ids (n,) of all images of the task; none of them is read."""
 
     def sum(
         self, function: Callable[[Tensor], Mapping[str, Tensor]], transform: ImageTransform = "eval"
@@ -93,7 +97,7 @@ class TaskStatistics(nn.Module):
             self.register_buffer(name, tensor.detach().clone().contiguous())
 
 
-class Learner(nn.Module):
+class Learner(Rehearsing):
     """A continual-learning method on a backbone.
 
     Life of a task: ``begin_task``, ``prepare_task``, training steps through ``forward``, ``end_task``, ``predict``.
@@ -143,12 +147,6 @@ class Learner(nn.Module):
         # A buffer moves with the learner: made from ``task.classes`` in a step, it would wait for the device.
         self.register_buffer("task_columns", torch.empty(0, dtype=torch.long), persistent=False)
         self.backbone.requires_grad_(False)
-
-    @property
-    def rehearsal(self) -> Rehearsal | None:
-        """What the method asks for to see past images again."""
-        asked: Rehearsal | None = self.config.rehearsal
-        return asked
 
     @property
     def task(self) -> Task:
@@ -226,8 +224,15 @@ class Learner(nn.Module):
         """Do what the method does to its parameters after every step of the optimizer, e.g. keep them in bounds."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Return all trainable parameters, each in exactly one group; empty for a learner without any."""
-        raise NotImplementedError
+        """Return all trainable parameters, each in exactly one group; empty for a learner without any.
+
+        Without a word from the method each of its modules is a group, in the order in which they were made.
+        """
+        trained = {
+            name: [parameter for parameter in part.parameters() if parameter.requires_grad]
+            for name, part in self.named_children()
+        }
+        return [ParameterGroup(name, parameters) for name, parameters in trained.items() if parameters]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return what the objective needs for a training step.
@@ -241,42 +246,6 @@ class Learner(nn.Module):
 
         A learner with ``query_roles`` also takes ``queries: Queries | None = None``, in place of each image's own.
         """
-        raise NotImplementedError
-
-    def rehearse(self, replay: Replay) -> LearnerOutput:
-        """Return what the objective needs of a draw that has a pass of its own (``Rehearsal.passes``).
-
-        Without a word from the method it is learned like current images.
-
-        Args:
-            replay: The draw; it may be empty.
-        """
-        output: LearnerOutput = self(replay.images, replay.labels)
-        return output
-
-    def project_gradient(self, current: Tensor, past: Tensor) -> Tensor:
-        """Return the gradient to apply where ``Rehearsal.passes`` is "projected".
-
-        Args:
-            current: (P,) gradient of the current images, over all parameters in the order of ``parameter_groups``.
-            past: (P,) gradient of the step's draws.
-        """
-        raise NotImplementedError
-
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows (n,) of the training split that the next task sees beside its own.
-
-        They are trained on like its own, or, with a "stream", are what its draws are from.
-        """
-        return torch.zeros(0, dtype=torch.int64)
-
-    @property
-    def remembered_bytes(self) -> int:
-        """Bytes that the method keeps for the images of its buffer: logits or answers."""
-        return 0
-
-    def remember(self, slots: Tensor, logits: Tensor) -> None:
-        """Keep the logits (n, K) of images that have entered the buffer in these slots (n,)."""
         raise NotImplementedError
 
     def query(self, images: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.learners.logit_memory import LogitMemory
 from vbm_ptm.replay import Rehearsal, Replay, ReplayOutput
 
@@ -62,13 +62,6 @@ class DarkER(Learner):
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
         self.memory.widen(self.head.out_features)
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor, replays: tuple[Replay, ...] = ()) -> LearnerOutput:
         """Return logits (N, K) over all columns, and of the draw its distance from the remembered logits."""

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.replay import ExemplarSet, Rehearsal, Replay
 
 
@@ -71,13 +71,6 @@ class FDR(Learner):
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
         self.answers = F.pad(self.answers, (0, self.head.out_features - self.answers.shape[1]))
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
-
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, K) over all columns."""
         logits = self.head(self.backbone.features(images))
@@ -100,18 +93,14 @@ class FDR(Learner):
 
     def end_task(self, task: Task, features: Features) -> None:
         """Choose images of the task by chance, and keep the answers to them; older answers stay what they were."""
-        values, labels, rows = features()
-        before = dict(zip(self.exemplars.rows.tolist(), self.answers, strict=False))
-        self.exemplars.add(None, labels, rows, task=task.index)
-        position = {row: number for number, row in enumerate(rows.tolist())}
-        answers = torch.zeros_like(self.answers)
-        for slot, row in enumerate(self.exemplars.rows.tolist()):
-            if row in position:
-                feature = values[position[row]][None].to(self.answers)
-                answers[slot] = self.head(feature).detach().softmax(1)[0]
-            else:
-                answers[slot] = before[row]
-        self.answers = answers
+        known = dict(zip(self.exemplars.rows.tolist(), self.answers, strict=False))
+        self.exemplars.add(None, *features.labels(), task=task.index)
+        rows = self.exemplars.rows.tolist()
+        new = [row for row in rows if row not in known]
+        scores = self.head(features(new)[0].to(self.answers)).detach()
+        known |= dict(zip(new, scores.softmax(1), strict=True))
+        answers = torch.stack([known[row] for row in rows])
+        self.answers = F.pad(answers, (0, 0, 0, self.config.capacity - len(rows)))
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen)."""

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.learners.teacher import Teacher
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
@@ -89,13 +89,6 @@ class ICaRL(Learner):
         is_old = torch.arange(self.head.out_features) < task.num_seen_classes - len(task.new_classes)
         is_old[list(task.classes)] = False
         self.is_hard = (~is_old).to(self.class_means)
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen) and the binary cross-entropy of each image."""

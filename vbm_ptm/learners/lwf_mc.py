@@ -15,7 +15,7 @@ from torch import Tensor
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.learners.icarl import distilled_cross_entropy
 from vbm_ptm.learners.teacher import Teacher
 
@@ -56,13 +56,6 @@ class LwFMC(Learner):
         is_old = torch.arange(self.head.out_features) < self.num_known_classes
         is_old[list(task.classes)] = False
         self.is_hard = (~is_old).to(self.is_hard)
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen) and the binary cross-entropy of each image."""

@@ -27,6 +27,7 @@ NOT_LEARNERS = {
     "plain_head",
     "prototypes",
     "registry",
+    "rehearsing",
     "teacher",
 }
 # Names under which more than one method is known.

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.learners.plain_head import PlainHead
 from vbm_ptm.learners.teacher import Teacher, softened_divergence
 from vbm_ptm.replay import ExemplarSet, Rehearsal
@@ -68,13 +68,6 @@ class WA(Learner):
         super().begin_task(task)
         self.teacher = Teacher(self.backbone, self.head) if task.index else None
         self.head.widen(task.num_seen_classes)
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the backbone and the head."""
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("head", list(self.head.parameters())),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the weighted cross-entropy and distillation."""
