@@ -247,6 +247,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300, help="Seconds that a run may take.")
     parser.add_argument("--json", type=Path, help="File for all that was measured.")
     given = parser.parse_args()
+    if sys.platform != "linux":
+        parser.error("memory and processes are read from /proc, which Linux alone has")
     with_small_memory(given.shared_memory)
     folder = Path(tempfile.mkdtemp(prefix="soak_", dir="/tmp"))
     temporary = folder / ("t" * (given.temporary_length - len(str(folder)) - 1))

@@ -120,6 +120,16 @@ def test_read_run__tells_what_is_not_finished(tmp_path: Path) -> None:
     assert "The run is not finished yet." in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "page"), [("more", "more/report.html"), ("more/own.html", "more/own.html")]
+)
+def test_report__takes_a_page_or_a_folder(given: str, page: str, tmp_path: Path) -> None:
+    stored_run(tmp_path / "run")
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / given)]) == 0
+    assert (tmp_path / page).read_text().startswith("<!doctype html>")
+    assert (tmp_path / "more" / "figures").is_dir()
+
+
 def test_find_runs__of_a_study_are_named_by_its_lines(tmp_path: Path) -> None:
     for name in ("one/seed_1-order_2", "two"):
         stored_run(tmp_path / name)

@@ -26,8 +26,18 @@ def _soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def test_main__refuses_systems_without_proc(
+    soak: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "argv", ["soak.py"])
+    with pytest.raises(SystemExit) as leaving:
+        soak.main()
+    assert leaving.value.code == 2
+    assert "/proc" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_soak__of_two_learners_and_three_tasks(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--tasks", "3", "--learners", "nearest_mean,er"]
     done = subprocess.run(
@@ -35,6 +45,9 @@ def test_soak__of_two_learners_and_three_tasks(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
+    if sys.platform != "linux":
+        assert done.returncode == 2, done.stdout + done.stderr
+        return
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("flat, nothing left") == 2
     for seen in json.loads((tmp_path / "seen.json").read_text()):

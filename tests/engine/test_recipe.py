@@ -60,7 +60,9 @@ def test_notes__say_what_makes_numbers_of_views_hard_to_compare() -> None:
     # Four epochs of a cosine: 1, 0.854, 0.5, 0.146.
     few = notes(num_views=4, epochs=4, schedule="cosine")
     assert "factor of 6.8" in few
-    assert "4 epochs and 4 views a sample comes back 0 times at most" in few
+    assert "4 epochs and 4 views a sample never comes back" in few
+    assert "8 epochs and 4 views a sample comes back 1 time at most" in notes(num_views=4, epochs=8)
+    assert "12 epochs and 4 views a sample comes back 2 times at most" in notes(num_views=4, epochs=12)
     assert "factor of" not in notes(num_views=4, epochs=4, schedule="cosine", schedule_unit="cycle")
     # The appendix's 20 epochs with a milestone at 18: 5 or 4.1 epochs at full rate.
     assert "factor of" not in notes(num_views=4, epochs=20, schedule="multistep", milestones=(18,))

@@ -812,7 +812,7 @@ class TestReports:
         assert lines[0].startswith("task 1/3 · epoch 1/2 · loss ")
         assert "consistency" in lines[0]
         assert lines[2].startswith("task 1/3 done: 2 classes, 10 samples, 4 steps, 20 images, ")
-        assert "1 visits of 2 views" in lines[2]
+        assert "1 visit of 2 views" in lines[2]
 
     def test_fit__tells_trackers_everything_in_rising_steps(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun

@@ -13,13 +13,17 @@ from vbm_ptm.cli.printing import stdout
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")],
     output: Annotated[
-        Path | None, typer.Option(help="The page; report.html in the first of them without it.")
+        Path | None,
+        typer.Option(help="The page, or a folder for report.html; without it the first of the runs."),
     ] = None,
 ) -> None:
     """Write one HTML page on runs, finished or not, and its figures as SVG and PDF in figures/ beside it."""
     from vbm_ptm.reporting import write_report
 
-    page, *figures = write_report(runs, output=output or runs[0] / "report.html")
+    place = output or runs[0]
+    page, *figures = write_report(
+        runs, output=place if place.suffix in (".html", ".htm") else place / "report.html"
+    )
     console = stdout()
     console.print(f"report: {page}", soft_wrap=True)
     if figures:

@@ -106,9 +106,13 @@ class Recipe:
                 "visit"
             )
         if num_views > 1 and epochs / num_views < VISITS_TO_MENTION:
+            returns = math.ceil(epochs / num_views) - 1
+            how_often = (
+                f"comes back {returns} time{'s' * (returns > 1)} at most" if returns else "never comes back"
+            )
             notes.append(
-                f"with {epochs} epochs and {num_views} views a sample comes back {math.ceil(epochs / num_views) - 1} "
-                "times at most, which is little to see an effect of rest"
+                f"with {epochs} epochs and {num_views} views a sample {how_often}, which is little to see an effect of "
+                "rest"
             )
         sums = summed_factors(self.optimization, cycle_length=num_views)
         if min(sums) and max(sums) / min(sums) > SPREAD_TO_MENTION:

@@ -126,7 +126,8 @@ def task_line(
     if record.max_visits > record.min_visits:
         visits += f" to {record.max_visits}"
     trained = (
-        f"{record.num_steps} steps, {record.num_images} images, {visits} visits of {record.num_views} views"
+        f"{record.num_steps} steps, {record.num_images} images, {visits} visit{'s' * (visits != '1')} of "
+        f"{record.num_views} view{'s' * (record.num_views > 1)}"
     )
     return (
         f"task {task.index + 1}/{num_tasks} done: {len(task.classes)} classes, {record.num_samples} samples, "

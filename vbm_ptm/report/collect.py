@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyMatrix
@@ -93,6 +92,8 @@ class Effect(Spread):
             return cls(spread.mean, spread.std, differences, interval=None, p_value=None)
         if spread.std == 0:
             return cls(spread.mean, 0.0, differences, interval=(spread.mean, spread.mean), p_value=None)
+        import scipy.stats  # takes a second, which commands that compare nothing need not wait
+
         test = scipy.stats.ttest_rel(*np.array(known).T)
         low, high = test.confidence_interval(CONFIDENCE)
         return cls(

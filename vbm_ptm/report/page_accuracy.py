@@ -9,6 +9,7 @@ import numpy as np
 
 from vbm_ptm.analysis import confusion, forgetting_curve, retention
 from vbm_ptm.analysis.spread import Spread, spreads
+from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.report.collect import Collected
 from vbm_ptm.report.page import Cell, PageFigure, PageTable, Section
 from vbm_ptm.report.page_parts import (
@@ -181,13 +182,18 @@ def matrices(runs: Sequence[ReportRun]) -> Section | None:
     )
 
 
-def forgetting(runs: Sequence[ReportRun]) -> Section | None:
-    """What was forgotten of each task."""
-    lines = {
+def _lines_with_history(runs: Sequence[ReportRun]) -> dict[str, list[AccuracyMatrix]]:
+    """Return the accuracies of lines with a run of more than one task."""
+    return {
         label: several
         for label, several in matrices_of(runs).items()
         if any(len(each.rows) > 1 for each in several)
     }
+
+
+def forgetting(runs: Sequence[ReportRun]) -> Section | None:
+    """What was forgotten of each task."""
+    lines = _lines_with_history(runs)
     if not lines:
         return None
     columns = {
@@ -252,11 +258,7 @@ def _taken_over(runs: Sequence[Any]) -> list[Spread]:
 
 def curves(runs: Sequence[ReportRun]) -> Section | None:
     """Retention, and the forgetting curves fitted to it."""
-    lines = {
-        label: several
-        for label, several in matrices_of(runs).items()
-        if any(len(each.rows) > 1 for each in several)
-    }
+    lines = _lines_with_history(runs)
     if not lines:
         return None
     retained = {
