@@ -20,11 +20,13 @@ def report(
     """Write one HTML page on runs, finished or not, and its figures as SVG and PDF in figures/ beside it."""
     from vbm_ptm.reporting import write_report
 
-    place = output or runs[0]
-    page, *figures = write_report(
-        runs, output=place if place.suffix in (".html", ".htm") else place / "report.html"
-    )
+    page, *figures = write_report(runs, output=page_at(output or runs[0]))
     console = stdout()
     console.print(f"report: {page}", soft_wrap=True)
     if figures:
         console.print(f"{len(figures)} figures: {figures[0].parent}", soft_wrap=True)
+
+
+def page_at(place: Path) -> Path:
+    """Return the page that is meant: the place itself, or report.html in it."""
+    return place if place.suffix in (".html", ".htm") else place / "report.html"
