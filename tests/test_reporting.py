@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from vbm_ptm.cli import main
+from vbm_ptm.cli.reporting import page_at
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.reporting import find_runs, read_run, write_report
@@ -121,13 +122,11 @@ def test_read_run__tells_what_is_not_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "page"), [("more", "more/report.html"), ("more/own.html", "more/own.html")]
+    ("given", "page"),
+    [("more", "more/report.html"), ("more/own.html", "more/own.html"), ("a.b", "a.b/report.html")],
 )
-def test_report__takes_a_page_or_a_folder(given: str, page: str, tmp_path: Path) -> None:
-    stored_run(tmp_path / "run")
-    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / given)]) == 0
-    assert (tmp_path / page).read_text().startswith("<!doctype html>")
-    assert (tmp_path / "more" / "figures").is_dir()
+def test_page_at__is_a_page_or_in_a_folder(given: str, page: str) -> None:
+    assert page_at(Path(given)) == Path(page)
 
 
 def test_find_runs__of_a_study_are_named_by_its_lines(tmp_path: Path) -> None:
