@@ -506,6 +506,22 @@ def test_load_image_dataset__validation_of_a_flat_folder_never_sees_a_test_image
     assert "held out for testing are not touched" in tuning.record.held_out
 
 
+def test_load_image_dataset__few_training_images_are_the_same_ones_everywhere(tmp_path: Path) -> None:
+    write_split(tmp_path, ["a", "b"], num_train=10)
+    whole, few, fewer = load(tmp_path), *(load(tmp_path, train_images_per_class=count) for count in (4, 2))
+    assert few.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert set(sources(fewer.train)) < set(sources(few.train)) < set(sources(whole.train))
+    assert sources(few.test) == sources(whole.test)
+    assert len({found.split_sha256 for found in (whole, few, fewer)}) == 3
+    assert load(tmp_path, train_images_per_class=99).split_sha256 == whole.split_sha256
+    for name in "ab":  # another listing order
+        (tmp_path / "train" / name).rename(tmp_path / "train" / f"{name}_")
+        (tmp_path / "train" / f"{name}_").rename(tmp_path / "train" / name)
+    assert load(tmp_path, train_images_per_class=4).split_sha256 == few.split_sha256
+    expected = {"published": {"train": 20, "test": len(whole.test)}}
+    assert load(tmp_path, train_images_per_class=4, expected=expected).record.expected is None
+
+
 # Bad images
 
 

@@ -22,7 +22,7 @@ from vbm_ptm.data.names import form
 from vbm_ptm.data.reading.division import DividedSource, divide
 from vbm_ptm.data.reading.expected import ExpectedCounts, compare
 from vbm_ptm.data.reading.folders import Layout, expected_tree
-from vbm_ptm.data.reading.hold_out import hold_out, select_domains, split_sha256
+from vbm_ptm.data.reading.hold_out import first_per_class, hold_out, select_domains, split_sha256
 from vbm_ptm.data.reading.integrity import Verification, check_source, flat_images
 from vbm_ptm.data.reading.list_files import ListFiles, SplitLists, SplitName, read_lists, write_split_file
 from vbm_ptm.data.reading.opening import DIGITS, open_digits, open_hub, open_path
@@ -73,6 +73,8 @@ class DatasetSpec(Settings):
         test_fraction: Part of every class that is held out where there is no test split.
         validation_fraction: If above 0, this part of every class of the training data becomes the test
             split and the real one is not touched: for tuning.
+        train_images_per_class: At most so many training images of each class (and domain), for studies on few cores;
+            which ones depends on names alone. All test images stay.
         num_classes: Checked against what was found.
         expected: Name of a variant -> numbers of images. Other numbers are warned about.
         on_unlabelled: Refuse tables with rows without a class (missing, negative or empty), or leave such rows out.
@@ -101,6 +103,7 @@ class DatasetSpec(Settings):
     test_list: ListFiles | None = None
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     validation_fraction: float = Field(default=0.0, ge=0, lt=1)
+    train_images_per_class: int | None = Field(default=None, ge=1)
     num_classes: int | None = Field(default=None, ge=1)
     expected: dict[str, ExpectedCounts] | None = None
     on_unlabelled: Literal["error", "skip"] = "error"
@@ -160,6 +163,8 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
         raise UsageError(*(f"data set '{spec.name}': {problem}" for problem in problems), *bad)
     train, test, held_out = _settle_splits(source, spec, has_test_split=has_test_split)
     class_names = train.label_names
+    if spec.train_images_per_class is not None:
+        train = first_per_class(train, spec.train_images_per_class)
     splits = (_image_split("train", train, class_names), _image_split("test", test, class_names))
     described = {str(split.name): _describe(split, class_names) for split in splits}
     expected = _compare(spec, described, is_divided=bool(held_out or checks.skipped_images))
@@ -290,8 +295,8 @@ def _warnings(
 def _compare(
     spec: DatasetSpec, splits: Mapping[str, SplitRecord], *, is_divided: bool
 ) -> ExpectedRecord | None:
-    """Return how the images differ from the published ones; None where no numbers were published."""
-    if spec.expected is None or spec.validation_fraction > 0:
+    """Return how the images differ from the published ones; None where no numbers were published, or parts are wanted."""
+    if spec.expected is None or spec.validation_fraction > 0 or spec.train_images_per_class is not None:
         return None
     has_own_split = bool(spec.split_file) or is_divided
     train, test = splits["train"], splits["test"]

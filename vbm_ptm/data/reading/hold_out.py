@@ -6,7 +6,7 @@ Shapes: N images of a split.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -51,6 +51,21 @@ def hold_out(split: SourceSplit, fraction: float, purpose: str) -> tuple[SourceS
     The images of a class are ordered by a hash of their names, or of what tells them apart, and the first ones are held
     out: at least one, but never the last image of a class.
     """
+    is_held_out = np.zeros(len(split.labels), dtype=bool)
+    for members in _in_order_of_hashes(split, purpose):
+        count = min(max(1, int(len(members) * fraction + 0.5)), len(members) - 1)
+        is_held_out[members[:count]] = True
+    return select(split, np.flatnonzero(~is_held_out)), select(split, np.flatnonzero(is_held_out))
+
+
+def first_per_class(split: SourceSplit, count: int) -> SourceSplit:
+    """Return a split with the first `count` images of every class (and domain), in the order of ``hold_out``."""
+    kept = [members[:count] for members in _in_order_of_hashes(split, "first")]
+    return select(split, np.sort(np.array([index for members in kept for index in members], dtype=np.int64)))
+
+
+def _in_order_of_hashes(split: SourceSplit, purpose: str) -> Iterator[list[int]]:
+    """Yield the images of every class and domain, ordered by a hash of the purpose and of what tells them apart."""
     groups: dict[tuple[int, str], list[tuple[bytes, int]]] = {}
     domains = [""] * len(split.labels) if split.domains is None else split.domains.tolist()
     names = split.keys.to_pylist()
@@ -58,11 +73,8 @@ def hold_out(split: SourceSplit, fraction: float, purpose: str) -> tuple[SourceS
         key = f"{purpose}|{form(name)}".encode()
         digest = hashlib.blake2b(key, digest_size=16).digest()
         groups.setdefault((label, domain), []).append((digest, index))
-    is_held_out = np.zeros(len(split.labels), dtype=bool)
     for members in groups.values():
-        count = min(max(1, int(len(members) * fraction + 0.5)), len(members) - 1)
-        is_held_out[[index for _, index in sorted(members)[:count]]] = True
-    return select(split, np.flatnonzero(~is_held_out)), select(split, np.flatnonzero(is_held_out))
+        yield [index for _, index in sorted(members)]
 
 
 def split_sha256(splits: Mapping[str, tuple[Sequence[str], Integers, pa.Array]]) -> str:
