@@ -258,13 +258,14 @@ def test_matrix__a_gap_is_no_number_and_no_number_hides_it() -> None:
     assert AccuracyMatrix.from_dict(json.loads(json.dumps(matrix.to_dict()))).rows == matrix.rows
 
 
-def test_matrix__of_last_row_knows_nothing_of_the_rows_before() -> None:
+def test_matrix__of_its_last_row_alone_knows_nothing_of_the_rows_before() -> None:
     cells = [AccuracyCell(4, 1, 2), AccuracyCell(4, 3, 4)]
-    matrix = AccuracyMatrix.of_last_row(cells, after=1)
+    matrix = AccuracyMatrix([[None], cells])
     assert matrix.rows == ((None,), tuple(cells))
     assert (matrix.curve(), matrix.last()) == ((None, 50.0), 50.0)
     assert (matrix.average_incremental(), matrix.forgetting()) == (None, None)
-    own = AccuracyMatrix.of_last_row(cells[1:], after=1, first_task=1)
+    own = AccuracyMatrix([[None]])
+    own.add_row(cells[1:], first_task=1)
     assert (own.rows, own.last(), own.accuracy(1, 1)) == (((None,), (None, cells[1])), None, 75.0)
 
 
@@ -280,4 +281,4 @@ def test_matrix__a_gap_hides_only_what_needs_it() -> None:
 def test_matrix__a_task_without_images_is_left_out_beside_gaps() -> None:
     matrix = AccuracyMatrix([[NO_IMAGES], [None, AccuracyCell(4, 2, 4)]])
     assert matrix.forgetting() is None
-    assert AccuracyMatrix.of_last_row([NO_IMAGES, AccuracyCell(4, 2, 4)], after=1).last() == 50.0
+    assert AccuracyMatrix([[None], [NO_IMAGES, AccuracyCell(4, 2, 4)]]).last() == 50.0

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def gaussian_factor(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,29 +57,6 @@ def _scaled_directions(rows: Tensor, rank: int) -> Tensor:
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     scaled: Tensor = scales[:rank, None] * directions * largest.sign()
     return scaled
-
-
-def transport(before: Tensor, after: Tensor, *, ridge: float = 1e-4, alpha: float = 1.0) -> Tensor:
-    """Return the linear map (D,D), float64, that takes features (n,D) from what they were to what they are.
-
-    It is the ridge regression of the rows ``after`` on the rows ``before``, each divided by its length, drawn towards
-    the identity where there are few rows: (1 - w) (X'X + ridge I)^-1 X'Y + w I with w = exp(-n / (alpha D)). A mean
-    (D,) is moved by ``mean @ map``, a factor (R,D) by ``factor @ map``.
-
-    Args:
-        before: X before its rows are divided by their lengths.
-        after: Y likewise, of the same images in the same order.
-        ridge: Added to the diagonal.
-        alpha: Rows per dimension at which the identity has a weight of 1/e.
-    """
-    device = "cpu" if before.device.type == "mps" else before.device  # which has no float64
-    old, new = (F.normalize(rows.detach().to(device, torch.float64), dim=1) for rows in (before, after))
-    num_rows, width = old.shape
-    identity = torch.eye(width, dtype=torch.float64, device=device)
-    solved = torch.linalg.solve(old.T @ old + ridge * identity, old.T @ new)
-    share = math.exp(-num_rows / (alpha * width))
-    moved: Tensor = (1 - share) * solved + share * identity
-    return moved
 
 
 def draw(

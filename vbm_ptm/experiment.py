@@ -26,9 +26,8 @@ from vbm_ptm.engine.interruption import StopRequest
 from vbm_ptm.engine.tracking import RunLog, silenced
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted
-from vbm_ptm.launch import launch_problems
 from vbm_ptm.runs.agreement import check_ranks_agree
-from vbm_ptm.runs.banner import banner
+from vbm_ptm.runs.banner import announce
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.result import run_result
 from vbm_ptm.runs.resuming import earlier_state, is_damaged, newest_checkpoint, restore_checked
@@ -137,14 +136,7 @@ def _train(
     if checkpoint:
         trainer.progress.load_state(checkpoint.state, optimizer)
         logger.info("going on: %s", trainer.progress.describe())
-    for line in banner(setup, accelerator):
-        logger.info(line)
-    for problem in launch_problems(
-        num_ranks=accelerator.num_processes, mixed_precision=config.trainer.mixed_precision
-    ):
-        logger.warning(problem)
-    for note in (*config.notes, *trainer.recipe.notes()):
-        logger.warning(note)
+    announce(setup, trainer.recipe, accelerator)
     start_trackers(accelerator, dict(leaves(tree)))
     status: Status = "failed"
     try:

@@ -86,38 +86,21 @@ class AccuracyMatrix:
     def __init__(self, rows: Iterable[Sequence[AccuracyCell | None]] = ()) -> None:
         self._rows: list[tuple[AccuracyCell | None, ...]] = []
         for row in rows:
-            self._append(tuple(row))
-
-    @classmethod
-    def of_last_row(
-        cls, cells: Sequence[AccuracyCell], *, after: int = 0, first_task: int = 0
-    ) -> AccuracyMatrix:
-        """Return the matrix of a learner that was measured once; the rows before it were not measured.
-
-        Args:
-            cells: What was counted, as for ``add_row``.
-            after: Index of the training task after which it was measured.
-            first_task: As for ``add_row``.
-        """
-        matrix = cls([None] * (earlier + 1) for earlier in range(after))
-        matrix.add_row(cells, first_task=first_task)
-        return matrix
+            self.add_row(row)
 
     @property
     def rows(self) -> tuple[tuple[AccuracyCell | None, ...], ...]:
         """Cells by training task and evaluation task; None where nothing was measured."""
         return tuple(self._rows)
 
-    def add_row(self, cells: Sequence[AccuracyCell], *, first_task: int = 0) -> None:
+    def add_row(self, cells: Sequence[AccuracyCell | None], *, first_task: int = 0) -> None:
         """Add what was counted after the next training task.
 
         Args:
             cells: Of the evaluation tasks from ``first_task`` on, in order.
             first_task: The tasks before this one were not measured.
         """
-        self._append((*[None] * first_task, *cells))
-
-    def _append(self, row: tuple[AccuracyCell | None, ...]) -> None:
+        row = (*[None] * first_task, *cells)
         if not row:
             raise ValueError("a row of the accuracy matrix needs at least one evaluated task")
         if self._rows and len(row) <= len(self._rows[-1]):

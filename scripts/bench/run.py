@@ -137,7 +137,7 @@ def alignment() -> list[Goal]:
 
 
 def _evaluate_anew(accelerator: Any, loaders: Loaders, setup: Setup) -> None:
-    Evaluator(accelerator, loaders).evaluate(setup.learner, setup.benchmark.scenario.tasks)
+    Evaluator(accelerator, loaders).judge(setup.learner, setup.benchmark.scenario.tasks)
 
 
 def evaluation() -> list[Goal]:
@@ -151,7 +151,7 @@ def evaluation() -> list[Goal]:
         loaders = loaders_for(accelerator, setup.benchmark, LoaderConfig())
         first, later = seconds(
             partial(_evaluate_anew, accelerator, loaders, setup),
-            partial(Evaluator(accelerator, loaders).evaluate, setup.learner, setup.benchmark.scenario.tasks),
+            partial(Evaluator(accelerator, loaders).judge, setup.learner, setup.benchmark.scenario.tasks),
             repeats=2,
         )
         goals.append(

@@ -310,10 +310,10 @@ def test_evaluator__computes_a_query_once_and_loads_no_image_for_nothing(
         learner.begin_task(task)
         queries.clear(), images.clear()
         seen = benchmark_of_three.scenario.seen_after(task.index)
-        cells = evaluator.evaluate(learner, seen)
+        cells = evaluator.judge(learner, seen).cells
         assert queries == [3, 1]
         assert len(images) == num_loaded[task.index]
-        assert cells == Evaluator(accelerator, loaders).evaluate(learner, seen)
+        assert cells == Evaluator(accelerator, loaders).judge(learner, seen).cells
 
 
 def test_evaluator__keeps_the_parts_of_a_query_that_grows(
@@ -341,6 +341,6 @@ def test_evaluator__keeps_the_parts_of_a_query_that_grows(
             nn.init.normal_(parameter, std=0.1)
         encoded.clear()
         seen = benchmark_of_three.scenario.seen_after(task.index)
-        cells = evaluator.evaluate(learner, seen)
+        cells = evaluator.judge(learner, seen).cells
         assert encoded == expected
-        assert cells == Evaluator(accelerator, loaders).evaluate(learner, seen)
+        assert cells == Evaluator(accelerator, loaders).judge(learner, seen).cells

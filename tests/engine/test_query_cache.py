@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vbm_ptm.engine import query_cache
-from vbm_ptm.engine.query_cache import QueryCache
+from vbm_ptm.engine.query_cache import QueryCache, query_is_fixed
 from vbm_ptm.learners.base import Learner
 
 CPU = torch.device("cpu")
@@ -34,24 +34,24 @@ def test_query_cache__returns_what_was_put_in_memory_or_in_a_file(
 
 def test_query_cache__belongs_to_the_weights(new_learner: Callable[..., Learner]) -> None:
     learner, cache = new_learner("linear_probe"), QueryCache(3)
-    cache.begin(learner.query_modules)
+    cache.begin(learner.query_parts[0])
     cache.put([1], torch.ones(1, 48))
-    cache.begin(learner.query_modules)
+    cache.begin(learner.query_parts[0])
     assert cache.knows([1])
     with torch.no_grad():
         learner.backbone.vit.norm.bias[0] = 1.0
-    cache.begin(learner.query_modules)
+    cache.begin(learner.query_parts[0])
     assert not cache.knows([1])
     cache.put([1], torch.ones(1, 48))
-    cache.begin(new_learner("linear_probe").query_modules)
+    cache.begin(new_learner("linear_probe").query_parts[0])
     assert not cache.knows([1])
 
 
 def test_query_is_fixed__of_a_frozen_backbone_alone(new_learner: Callable[..., Learner]) -> None:
-    assert new_learner("l2p").query_is_fixed
-    assert new_learner("nearest_mean").query_is_fixed
-    assert not new_learner("slca").query_is_fixed
-    assert not new_learner("finetune").query_is_fixed
+    assert query_is_fixed(new_learner("l2p"))
+    assert query_is_fixed(new_learner("nearest_mean"))
+    assert not query_is_fixed(new_learner("slca"))
+    assert not query_is_fixed(new_learner("finetune"))
 
 
 @pytest.mark.parametrize("name", ["ran_pac", "aper"])
@@ -59,9 +59,9 @@ def test_query_is_fixed__once_an_adaptation_is_trained(
     new_learner: Callable[..., Learner], name: str
 ) -> None:
     learner = new_learner(name)
-    assert learner.first_session in learner.query_modules
+    assert learner.first_session in learner.query_parts[0]
     for parameter in learner.first_session.parameters():
         parameter.requires_grad_(True)
-    assert learner.query_is_fixed is not any(True for _ in learner.first_session.parameters())
+    assert query_is_fixed(learner) is not any(True for _ in learner.first_session.parameters())
     learner.first_session.requires_grad_(False)
-    assert learner.query_is_fixed
+    assert query_is_fixed(learner)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from vbm_ptm.class_statistics import transport
+from vbm_ptm.class_statistics import gaussian_factor
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.alignment import gaussians_of
 from vbm_ptm.learners.base import Learner
-from vbm_ptm.learners.drift import Drift, DriftConfig
+from vbm_ptm.learners.drift import Drift, DriftConfig, transport
 from vbm_ptm.learners.slca import SLCAConfig
 
 Build = Callable[..., Learner]
@@ -77,3 +80,43 @@ def test_learner__older_gaussians_follow_the_features_of_every_later_task(
         ["transport"],
     ]
     assert learner.statistics_size([4]) - still.statistics_size([4]) == 48**2
+
+
+def test_transport__equals_the_reference() -> None:
+    golden = load_file(Path(__file__).parents[1] / "golden2" / "sldc.safetensors")
+    options = {"ridge": float(golden["gamma"]), "alpha": float(golden["alpha"])}
+    moved = transport(golden["before"], golden["after"], **options)
+    torch.testing.assert_close(moved, golden["operator"], atol=1e-12, rtol=1e-10)
+    share = float(golden["identity_share"])
+    solved = (moved - share * torch.eye(4).double()) / (1 - share)
+    torch.testing.assert_close(solved, golden["solved"], atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(golden["old.mean"] @ moved, golden["new.mean"], atol=1e-12, rtol=1e-10)
+    factor = golden["old.factor"] @ moved
+    torch.testing.assert_close(factor, golden["new.factor"], atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(factor.T @ factor, golden["new.covariance"], atol=1e-12, rtol=1e-10)
+
+
+def test_transport__matches_hand_values() -> None:
+    """One dimension: all rows are 1 once they are divided by their lengths, so that the solution is 2 / (2 + 1e-4)."""
+    before, after = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [2.0]])
+    share = math.exp(-2)
+    assert transport(before, after).item() == pytest.approx((1 - share) * 2 / 2.0001 + share, abs=1e-12)
+
+
+def test_transport__of_features_that_stay_is_the_identity() -> None:
+    rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(transport(rows, rows), torch.eye(6).double(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(transport(rows, 3 * rows), torch.eye(6).double(), atol=1e-4, rtol=0)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1))).Q
+    share = math.exp(-40 / 6)
+    expected = (1 - share) * turn.double() + share * torch.eye(6)
+    torch.testing.assert_close(transport(rows, rows @ turn), expected, atol=1e-4, rtol=0)
+
+
+def test_transport__moves_a_factor_as_its_covariance() -> None:
+    generator = torch.Generator().manual_seed(2)
+    features, old, new = (torch.randn(9, 4, generator=generator) for _ in range(3))
+    _, factor = gaussian_factor(features)
+    moved = transport(old, new)
+    covariance = moved.T @ torch.cov(features.double().T) @ moved
+    torch.testing.assert_close((factor @ moved).T @ (factor @ moved), covariance, atol=1e-10, rtol=0)

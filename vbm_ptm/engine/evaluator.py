@@ -52,10 +52,6 @@ class Evaluator:
         self.loaders = loaders
         self.images = TestImages(accelerator, loaders)
 
-    def evaluate(self, learner: Learner, tasks: Sequence[Task]) -> list[AccuracyCell]:
-        """Return the counts for each task, in order, as ``judge`` does."""
-        return self.judge(learner, tasks).cells
-
     @torch.inference_mode()
     def judge(self, learner: Learner, tasks: Sequence[Task]) -> Evaluation:
         """Measure a learner on the test images of tasks.

@@ -246,7 +246,9 @@ class TaskMeasures:
     def after_epoch(self, training: TaskTraining, epoch: int, log: RunLog) -> None:
         """Measure what an epoch has left."""
         if self._retention:
-            found = self._retention.measure(training.visited_in(epoch))
+            training.sampler.set_epoch(epoch)
+            visited = sorted(set().union(*training.sampler.steps()))
+            found = self._retention.measure(visited)
             log.write("epoch", task=self._task.index, epoch=epoch, **found)
 
     def end(self) -> None:

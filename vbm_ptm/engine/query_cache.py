@@ -105,7 +105,7 @@ class QueriedImages:
             needs_images: For each batch, whether images are asked for in any case; None: for no batch.
         """
         device, to_input = self._accelerator.device, self.loaders.benchmark.transforms.to_input
-        caches = self._begin(learner, split) if learner.query_is_fixed else []
+        caches = self._begin(learner, split) if query_is_fixed(learner) else []
         is_enough = bool(caches) and learner.predicts_from_query
         is_loaded = [
             is_needed or not (is_enough and all(cache.knows(part) for cache in caches))
@@ -130,6 +130,14 @@ class QueriedImages:
                 caches.append(QueryCache(len(split)))
             caches[number].begin(modules)
         return caches[: len(learner.query_parts)]
+
+
+def query_is_fixed(learner: Learner) -> bool:
+    """Return whether ``query`` gives an image the same features after every task, so that they are computed once."""
+    own = type(learner)
+    is_told = own.query is Learner.query or own.query_parts is not Learner.query_parts
+    modules = (module for part in learner.query_parts for module in part)
+    return is_told and not any(each.requires_grad for module in modules for each in module.parameters())
 
 
 def _table(num_rows: int, width: int, dtype: torch.dtype) -> Tensor:

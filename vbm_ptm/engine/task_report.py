@@ -7,6 +7,7 @@ from typing import Any
 
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.fingerprint import TaskFingerprints
+from vbm_ptm.engine.memory import peak_memory
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import ProgressDisplay
 from vbm_ptm.metrics import AccuracyMatrix
@@ -100,7 +101,9 @@ def task_record(
         parameters=parameters,
         frozen_sha256=prints.frozen_sha256,
         trained_sha256=prints.trained_sha256,
-        **training.costs(),
+        peak_memory_bytes=peak_memory(training.accelerator.device),
+        data_seconds=round(training.data_seconds, 3),
+        step_seconds=round(training.step_seconds, 3),
         **measured,
         **{name: round(value, 3) for name, value in seconds.items()},
     )

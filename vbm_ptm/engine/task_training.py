@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from accelerate import Accelerator
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.views import ViewBatch
-from vbm_ptm.engine.memory import forget_peak_memory, peak_memory
+from vbm_ptm.engine.memory import forget_peak_memory
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.replay_memory import remember
@@ -130,14 +129,6 @@ class TaskTraining:
         self._taking = None
         self.accelerator.free_memory()
 
-    def costs(self) -> dict[str, Any]:
-        """Return what the steps have taken, by the names of ``TaskTimings``."""
-        return {
-            "data_seconds": round(self.data_seconds, 3),
-            "step_seconds": round(self.step_seconds, 3),
-            "peak_memory_bytes": peak_memory(self.accelerator.device),
-        }
-
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Return what the optimizer keeps, as long as there are steps to take."""
         return {} if self._taking is None or self.is_complete else self._taking.optimizer_tensors()
@@ -172,11 +163,6 @@ class TaskTraining:
         self.step += 1
         if self.step == len(self.sampler):
             self.epoch, self.step = self.epoch + 1, 0
-
-    def visited_in(self, epoch: int) -> list[int]:
-        """Return the positions of the samples that an epoch visits."""
-        self.sampler.set_epoch(epoch)
-        return sorted({position for positions in self.sampler.steps() for position in positions})
 
     def count(self, positions: list[int], epoch: int) -> None:
         """Count a step of an epoch that showed these positions."""

@@ -8,7 +8,7 @@ Shapes: n images, D width, M Gaussians (one per class, or per class and domain),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -108,38 +108,21 @@ def gaussians_of(learner: Learner) -> Gaussians:
 
     Where tasks have left a ``transport`` (D,D), the Gaussians of those before them have moved with it.
     """
-    means, factors, classes, ages = [], [], [], []
-    kept = [learner.statistics_of(task) for task in learner.tasks]
-    for task, statistics, moved in zip(learner.tasks, kept, _transports(kept), strict=True):
-        for class_index in task.classes:
+    found: list[tuple[Tensor, Tensor, int, int]] = []
+    moved: Tensor | None = None  # the product (D,D) of the maps that later tasks have left
+    for age, task in enumerate(reversed(learner.tasks)):
+        kept = learner.statistics_of(task)
+        for class_index in reversed(task.classes):
             own = f"factor_{class_index}"
-            mean, factor = (
-                statistics[f"mean_{class_index}"],
-                statistics[own if own in statistics else "factor"],
-            )
-            means.append(mean if moved is None else mean @ moved)
-            factors.append(factor if moved is None else factor @ moved)
-            classes.append(class_index)
-            ages.append(len(learner.tasks) - 1 - task.index)
-    stacked = torch.stack(means)
-    return Gaussians(
-        stacked,
-        factors,
-        torch.tensor(classes, device=stacked.device),
-        torch.tensor(ages, device=stacked.device),
-    )
-
-
-def _transports(kept: Sequence[Mapping[str, Tensor]]) -> list[Tensor | None]:
-    """Return for every task the product (D,D) of the maps that later tasks have left; None where there is none."""
-    products: list[Tensor | None] = []
-    product: Tensor | None = None
-    for statistics in reversed(kept):
-        products.append(product)
-        own = statistics.get("transport")
-        if own is not None:
-            product = own if product is None else own @ product
-    return products[::-1]
+            mean, factor = kept[f"mean_{class_index}"], kept[own if own in kept else "factor"]
+            if moved is not None:
+                mean, factor = mean @ moved, factor @ moved
+            found.append((mean, factor, class_index, age))
+        if (transport := kept.get("transport")) is not None:
+            moved = transport if moved is None else transport @ moved
+    means, factors, classes, ages = zip(*reversed(found), strict=True)
+    numbers = torch.tensor([classes, ages], device=means[0].device)
+    return Gaussians(torch.stack(means), list(factors), numbers[0], numbers[1])
 
 
 def align(

@@ -72,9 +72,9 @@ class APER(Learner):
         return LearnerOutput(logits, self.task_columns, {})
 
     @property
-    def query_modules(self) -> tuple[nn.Module, ...]:
+    def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
         """The backbone and its adaptation."""
-        return self.backbone, self.first_session
+        return ((self.backbone, self.first_session),)
 
     def query(self, images: Tensor) -> Tensor:
         """Return the features (N, 2D) of the frozen and of the adapted backbone."""

@@ -169,27 +169,16 @@ class Learner(Rehearsing):
         return not any(parameter.requires_grad for parameter in self.backbone.parameters())
 
     @property
-    def query_modules(self) -> tuple[nn.Module, ...]:
-        """What ``query`` is computed by; who overrides ``query`` says so here, or its queries are never kept."""
-        return (self.backbone,)
-
-    @property
     def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
-        """The modules behind each part of a query: of a query that grows with the tasks, known parts are kept."""
-        return (self.query_modules,)
+        """The modules behind each part of a query; who overrides ``query`` says so here, or its queries are never kept.
+
+        Of a query that grows with the tasks, known parts are kept.
+        """
+        return ((self.backbone,),)
 
     def query_part(self, images: Tensor, number: int) -> Tensor:
         """Return one of the ``query_parts`` (N, D of the part) of a query; side by side they are the query."""
         return self.query(images)
-
-    @property
-    def query_is_fixed(self) -> bool:
-        """Whether ``query`` gives an image the same features after every task, so that they are computed once."""
-        own = type(self)
-        is_told = own.query is Learner.query or own.query_modules is not Learner.query_modules
-        return is_told and not any(
-            parameter.requires_grad for module in self.query_modules for parameter in module.parameters()
-        )
 
     def train(self, mode: bool = True) -> Learner:
         """Set training mode, but keep a frozen backbone in eval mode."""
@@ -288,21 +277,6 @@ class Learner(Rehearsing):
         """Return what a task left behind, by name; empty before its end."""
         key = str(task.index)
         return dict(self.statistics[key].named_buffers()) if key in self.statistics else {}
-
-    def tally(self, name: str, numbers: Tensor, *, size: int) -> None:
-        """Count in a training step how often each number occurs; outside of training nothing is counted.
-
-        Args:
-            name: Under which the result reports it.
-            numbers: int64 of any shape, from 0 to size - 1.
-            size: Different numbers that there are.
-        """
-        if not self.training:
-            return
-        if name not in self.tallies:
-            self.tallies[name] = torch.zeros(size, dtype=torch.long, device=numbers.device)
-        numbers = numbers.detach().flatten()
-        self.tallies[name].scatter_add_(0, numbers, torch.ones_like(numbers))
 
     def report(self, task: Task) -> dict[str, Any]:
         """Return what the run's result should say of a finished task, as JSON values."""

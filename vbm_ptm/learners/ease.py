@@ -97,11 +97,6 @@ class EASE(Learner):
         return LearnerOutput(self.head(self._encode(self.task, images)), self.task_columns, {})
 
     @property
-    def query_modules(self) -> tuple[nn.Module, ...]:
-        """The backbone and the adapters of all tasks so far."""
-        return self.backbone, *self.experts
-
-    @property
     def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
         """A part for every task: what earlier adapters make of an image stays."""
         return tuple((self.backbone, expert) for expert in self.experts)

@@ -99,7 +99,8 @@ class L2P(Learner):
         selected = self.pool.select(similarity)
         if self.config.batchwise_prompt:
             selected = self.pool.vote(selected)
-        self.tally("prompt_selections", selected, size=len(self.pool.keys))
+        if self.training:
+            self._tally(selected)
         drawn = similarity if queries is None else self.pool.similarity(queries.pull)
         pull = -self.config.pull_weight * self.pool.pull(drawn, selected)
         return LearnerOutput(
@@ -118,6 +119,13 @@ class L2P(Learner):
         encoded = self.backbone.encode(images, tokens=tokens)
         scores: Tensor = self.heads(encoded[:, 1 : 1 + tokens.shape[1]].mean(dim=1))
         return scores
+
+    @torch.no_grad()
+    def _tally(self, selected: Tensor) -> None:
+        """Count how often each prompt is given to an image; ``selected`` (N, k)."""
+        numbers = selected.flatten()
+        counts = self.tallies.setdefault("prompt_selections", numbers.new_zeros(len(self.pool.keys)))
+        counts.scatter_add_(0, numbers, torch.ones_like(numbers))
 
     @torch.no_grad()
     def _transfer(self, task_index: int) -> None:

@@ -105,9 +105,9 @@ class RanPAC(Learner):
         return LearnerOutput(logits, self.task_columns, {})
 
     @property
-    def query_modules(self) -> tuple[nn.Module, ...]:
+    def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
         """The backbone and its adaptation."""
-        return self.backbone, self.first_session
+        return ((self.backbone, self.first_session),)
 
     def query(self, images: Tensor) -> Tensor:
         """Return the class-token features (N, D) of the backbone, adapted if it is."""

@@ -37,13 +37,7 @@ from vbm_ptm.learners.alignment import (
     gaussians_size,
     notes_on_normalization,
 )
-from vbm_ptm.learners.base import (
-    Features,
-    Learner,
-    LearnerOutput,
-    ParameterGroup,
-    TaskStatistics,
-)
+from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
 from vbm_ptm.learners.drift import Drift, DriftConfig
 from vbm_ptm.losses import logit_normalized_cross_entropy
 
@@ -135,9 +129,9 @@ class SLCA(Learner):
         if self.drift is not None:
             tensors |= self.drift.finish(values)
         self.statistics[str(task.index)] = TaskStatistics(tensors).to(next(self.heads.parameters()).device)
-        self._copy_heads()
+        aligned = self._copy_heads()
         if task.index > 0:
-            self._align()
+            self._align(aligned)
 
     def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
         """Make room for the Gaussians and the aligned heads."""
@@ -158,18 +152,11 @@ class SLCA(Learner):
         self.aligned_heads = copy.deepcopy(self.heads).requires_grad_(False)
         return self.aligned_heads
 
-    def _align(self) -> None:
-        """Train the aligned heads on draws from every class's Gaussian (the official stage 2)."""
-        config, heads, gaussians = self.config, self.aligned_heads, gaussians_of(self)
-        assert heads is not None
-        joined = heads.joined()
-        align(
-            joined,
-            gaussians,
-            config,
-            loss=self._alignment_loss,
-            mean_scales=self._mean_scales(gaussians.ages),
-        )
+    def _align(self, heads: TaskHeads) -> None:
+        """Train these heads on draws from every class's Gaussian (the official stage 2)."""
+        joined, gaussians = heads.joined(), gaussians_of(self)
+        scales = self._mean_scales(gaussians.ages)
+        align(joined, gaussians, self.config, loss=self._alignment_loss, mean_scales=scales)
         heads.load_joined(joined)
 
     def _mean_scales(self, ages: Tensor) -> Tensor:

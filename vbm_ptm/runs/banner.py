@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 from vbm_ptm.building import Setup
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.engine.acceleration import Accelerator, describe_ranks
+from vbm_ptm.engine.recipe import Recipe
+from vbm_ptm.launch import launch_problems
+
+logger = logging.getLogger(__name__)
+
+
+def announce(setup: Setup, recipe: Recipe, accelerator: Accelerator) -> None:
+    """Log what is about to happen, and warn of what may not be meant."""
+    for line in banner(setup, accelerator):
+        logger.info(line)
+    precision = setup.config.trainer.mixed_precision
+    problems = launch_problems(num_ranks=accelerator.num_processes, mixed_precision=precision)
+    for warning in (*problems, *setup.config.notes, *recipe.notes()):
+        logger.warning(warning)
 
 
 def banner(setup: Setup, accelerator: Accelerator) -> list[str]:

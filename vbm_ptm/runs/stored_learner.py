@@ -86,7 +86,10 @@ def measure(
     evaluator = Evaluator(accelerator, loaders_for(accelerator, setup.benchmark, config.data))
     tasks = setup.benchmark.scenario.seen_after(checkpoint.task_index)[num_gaps:]
     judged = evaluator.judge(setup.learner, tasks)
-    matrix = AccuracyMatrix.of_last_row(judged.cells, after=checkpoint.task_index, first_task=num_gaps)
+    matrix = AccuracyMatrix(
+        [None] * (after + 1) for after in range(checkpoint.task_index)
+    )  # not measured now
+    matrix.add_row(judged.cells, first_task=num_gaps)
     return Measurement.of(judged, matrix, benchmark=setup.benchmark, tasks=tasks)
 
 
@@ -147,7 +150,7 @@ def measure_on(
     benchmark = Benchmark(datasets, scenario, stored.transforms)
     evaluator = Evaluator(stored.accelerator, loaders_for(stored.accelerator, benchmark, stored.loading))
     judged = evaluator.judge(stored.learner, [everything])
-    matrix = AccuracyMatrix.of_last_row(judged.cells)
+    matrix = AccuracyMatrix([judged.cells])
     return Measurement.of(judged, matrix, benchmark=benchmark, tasks=[everything], has_tasks=False)
 
 

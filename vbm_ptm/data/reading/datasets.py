@@ -295,7 +295,7 @@ def _warnings(
 def _compare(
     spec: DatasetSpec, splits: Mapping[str, SplitRecord], *, is_divided: bool
 ) -> ExpectedRecord | None:
-    """Return how the images differ from the published ones; None where no numbers were published, or parts are wanted."""
+    """Return how the images differ from the published ones; None without such numbers, or of parts."""
     if spec.expected is None or spec.validation_fraction > 0 or spec.train_images_per_class is not None:
         return None
     has_own_split = bool(spec.split_file) or is_divided
