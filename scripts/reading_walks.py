@@ -1,9 +1,10 @@
-"""The files that a reader opens to follow one thing from end to end, and how long they are.
+"""The files to read, in order, to follow one thing through the code, and how long they are.
 
     python scripts/reading_walks.py
 
-Whole files are counted. What a walk's files import beside its own files is listed too: a reader takes it on trust.
-``tests/test_reading_walks.py`` holds the lists against the imports, and the totals against ``ceiling``.
+prints both walks and writes them into ``.github/CONTRIBUTING.md``. Whole files are counted. What these files import
+from elsewhere in the package is printed too, with the reason why it can stay closed.
+``tests/test_reading_walks.py`` checks the lists against the imports, the totals against ``ceiling``, and the map.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "vbm_ptm"
+MAP = PACKAGE.parent / ".github" / "CONTRIBUTING.md"
+HEADING = "## Two walks through the code"
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What a reader reads in order to understand one thing.
+    """What to read in order to understand one thing.
 
     Attributes:
         title: What it is.
-        goal: Most files and lines that the walk should have.
-        ceiling: Lines that it may have today; lower it whenever the walk gets shorter.
-        files: File below the package -> why it is read.
-        beside: Module that the files import -> why a reader can leave it closed.
+        summary: What the walk follows, in a sentence.
+        goal: Largest number of files and of lines that the walk should have.
+        ceiling: Largest number of lines today; lower it whenever the walk gets shorter.
+        files: Files below the package, in reading order -> what each is read for.
+        beside: Modules that these files import -> why they can stay closed.
     """
 
     title: str
+    summary: str
     goal: tuple[int, int]
     ceiling: int
     files: dict[str, str]
@@ -35,6 +40,14 @@ class Walk:
     def lines(self) -> dict[str, int]:
         """Return the number of lines of each file."""
         return {file: len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) for file in self.files}
+
+    def to_markdown(self) -> str:
+        """Return the walk as a numbered list with links, for ``MAP``."""
+        files = [
+            f"{number}. [`{file}`](../vbm_ptm/{file}): {reason}"
+            for number, (file, reason) in enumerate(self.files.items(), start=1)
+        ]
+        return "\n".join([f"**{self.title}.** {self.summary}", "", *files, ""])
 
 
 _PLUMBING = {
@@ -45,30 +58,31 @@ _PLUMBING = {
 
 SLCA = Walk(
     title="SLCA end to end",
+    summary="Follow a run of one method from its configuration to its accuracies.",
     goal=(18, 2700),
-    ceiling=2710,
+    ceiling=2700,
     files={
-        "experiment.py": "one run: train, evaluate, leave a result",
-        "building.py": "from a configuration to objects",
+        "experiment.py": "one run: train, evaluate, write the result",
+        "building.py": "from the configuration to data, tasks and learner",
+        "data/scenario.py": "what a task is",
         "engine/trainer.py": "the loop over tasks",
         "engine/task_training.py": "the loop over the steps of a task",
-        "engine/training_step.py": "forward, backward, clip, step",
+        "data/view_batch.py": "which samples are in a step",
+        "data/loaders.py": "how each rank gets its images",
+        "engine/training_step.py": "forward, backward, clipping, optimizer step",
         "engine/objective.py": "the loss of a step",
-        "engine/optimization.py": "optimizer",
-        "engine/evaluator.py": "what is counted after a task",
-        "metrics.py": "what the counts say",
-        "learners/base.py": "what every learner is",
+        "engine/optimization.py": "the optimizer",
+        "learners/base.py": "the interface of every method",
         "learners/slca.py": "the method",
-        "learners/alignment.py": "its second stage",
-        "heads/task_heads.py": "a classifier for each task",
-        "data/scenario.py": "what a task is",
-        "data/view_batch.py": "which samples make a step",
-        "data/loaders.py": "how images are brought to a rank",
+        "heads/task_heads.py": "its classifiers, one per task",
+        "learners/alignment.py": "its second stage: classifiers trained on drawn features",
+        "class_statistics.py": "the Gaussians that these features are drawn from",
+        "engine/evaluator.py": "what is counted after a task",
+        "metrics.py": "the accuracies that follow from the counts",
     },
     beside=_PLUMBING
     | {
         "backbones": "any network with features of a known width",
-        "class_statistics": "formulas of Gaussians: a mean and a factor, and draws from them",
         "config.run_config": "the settings as a whole",
         "config.tree": "settings by dotted path",
         "data.benchmark": "which rows belong to a task",
@@ -134,20 +148,21 @@ SLCA = Walk(
 )
 
 ONE_BATCH = Walk(
-    title="the path of one batch",
+    title="The path of one batch",
+    summary="Follow the images of one training step from the file to the update of the weights.",
     goal=(11, 1800),
     ceiling=1600,
     files={
-        "data/images.py": "decode a row",
+        "data/images.py": "decode the image of a row",
         "data/view_transforms.py": "draw its views",
         "data/views.py": "stack the views of a step",
-        "data/train_loader.py": "hand each rank its part",
-        "engine/training_step.py": "to the device, forward, backward, clip, step",
-        "learners/finetune.py": "a forward, the one of SLCA's first stage",
+        "data/train_loader.py": "give each rank its part",
+        "engine/training_step.py": "move to the device, forward, backward, clip, step",
+        "learners/finetune.py": "the simplest forward, which is also that of SLCA's first stage",
         "backbones/vit.py": "the network",
         "heads/task_heads.py": "the classifier",
-        "engine/objective.py": "back to groups of views: the loss",
-        "losses.py": "agreement of views",
+        "engine/objective.py": "logits as groups of views again: the loss",
+        "losses.py": "the agreement of views",
         "engine/optimization.py": "the optimizer",
     },
     beside=_PLUMBING
@@ -178,8 +193,21 @@ ONE_BATCH = Walk(
 WALKS = (SLCA, ONE_BATCH)
 
 
+def with_walks(text: str) -> str:
+    """Return the text of ``MAP`` with the walks below ``HEADING`` as they are now."""
+    before, rest = text.split(f"{HEADING}\n")
+    after = rest[rest.index("\n## ") :]
+    intro = (
+        "To get to know the code, read one of these from top to bottom. What the files import from elsewhere can stay "
+        "closed at first; `python scripts/reading_walks.py` says why, and keeps these lists.\n"
+    )
+    walks = "\n".join(walk.to_markdown() for walk in WALKS)
+    return f"{before}{HEADING}\n\n{intro}\n{walks}{after}"
+
+
 def main() -> None:
-    """Print both walks."""
+    """Print both walks, and write them into the map."""
+    MAP.write_text(with_walks(MAP.read_text(encoding="utf-8")), encoding="utf-8")
     for walk in WALKS:
         lines = walk.lines()
         num_files, num_lines = walk.goal
@@ -188,7 +216,7 @@ def main() -> None:
         )
         for file, reason in walk.files.items():
             print(f"  {lines[file]:5}  {file:28} {reason}")
-        print(f"  beside the path: {', '.join(walk.beside)}\n")
+        print(f"  can stay closed: {', '.join(walk.beside)}\n")
 
 
 if __name__ == "__main__":

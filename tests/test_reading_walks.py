@@ -49,3 +49,12 @@ def test_walk__gets_no_longer(walk: Any) -> None:
     assert len(lines) <= walk.goal[0]
     assert sum(lines.values()) <= walk.ceiling
     assert all(walk.files.values())
+
+
+def test_map__shows_the_walks_as_they_are() -> None:
+    text = walks.MAP.read_text(encoding="utf-8")
+    assert walks.with_walks(text) == text, "run python scripts/reading_walks.py"
+    for walk in walks.WALKS:
+        for file in walk.files:
+            assert f"(../vbm_ptm/{file})" in text
+            assert (walks.PACKAGE / file).is_file()
