@@ -125,7 +125,6 @@ SLCA = Walk(
         "engine.view_queries": "only of prompts",
         "engine.visits": "how often a sample has been seen",
         "heads": "its facade",
-        "launch": "what the launcher has set",
         "learners.config": "what the settings of every learner say",
         "learners.drift": "only where Gaussians follow the features",
         "learners.registry": "learner names",
