@@ -32,12 +32,14 @@ from vbm_ptm.data.view_batch import ViewBatchSampler
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.evaluator import Evaluator
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
+from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
 from vbm_ptm.engine.precision import resolve_precision
 from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.task_training import TaskTraining
 from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import keep_freed_memory
+from vbm_ptm.learners.base import ParameterGroup
 
 PRECISION = resolve_precision("auto", "cpu")
 
@@ -260,6 +262,42 @@ def start_up() -> list[Goal]:
     ]
 
 
+def optimizers() -> list[Goal]:
+    """Compare the plain with the fused updates of ViT-Ti/16, and print how far apart they end."""
+    goals = []
+    cases: dict[str, dict[str, Any]] = {
+        "SGD, momentum 0.9": {},
+        "SGD, momentum 0.9, weight decay 5e-4": {"weight_decay": 5e-4},
+        "Adam": {"optimizer": "adam"},
+        "AdamW, weight decay 0.01": {"optimizer": "adamw", "weight_decay": 0.01},
+    }
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=100)
+    for name, settings in cases.items():
+        models = [copy.deepcopy(vit) for _ in range(2)]
+        updates = [
+            build_optimizer(
+                OptimizationConfig(fused=is_fused, **settings),
+                [ParameterGroup("all", list(model.parameters()))],
+            )
+            for model, is_fused in zip(models, (False, True), strict=True)
+        ]
+        for own in zip(*(model.parameters() for model in models), strict=True):
+            own[0].grad = torch.randn_like(own[0])
+            own[1].grad = own[0].grad.clone()
+        plain, fused = seconds(*(each.step for each in updates), repeats=10)
+        apart = max(
+            float((one - other).detach().abs().max())
+            for one, other in zip(*(model.parameters() for model in models), strict=True)
+        )
+        print(
+            f"{name}: {1e3 * plain:.1f} ms plain, {1e3 * fused:.1f} fused; after 11 updates {apart:.1e} apart"
+        )
+        goals.append(
+            Goal(f"update of ViT-Ti/16, {name}: plain against fused", plain / fused, 1, is_at_least=True)
+        )
+    return goals
+
+
 def floor() -> list[Goal]:
     """Compare a training step of ViT-B/16 with its products at the speed of one large product."""
     size = 1536
@@ -294,7 +332,7 @@ def floor() -> list[Goal]:
     ]
 
 
-MEASUREMENTS = (views, alignment, evaluation, nearest_mean, overhead, start_up, floor)
+MEASUREMENTS = (views, alignment, evaluation, nearest_mean, overhead, start_up, optimizers, floor)
 
 
 def main() -> None:

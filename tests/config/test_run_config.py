@@ -295,6 +295,10 @@ def test_validate__asks_for_what_cannot_be_left_out() -> None:
             ["optimization.gradient_accumulation_steps=5", "optimization.batch_size=16"],
             "is 5, but a step has 4 groups (batch size 16, 4 views), which are not cut: take at most 4",
         ),
+        (
+            ["optimization.fused=true", "trainer.mixed_precision=fp16"],
+            "optimization.fused is true and trainer.mixed_precision 'fp16'",
+        ),
         (["objective.start_epoch=4"], "objective.start_epoch is 4, but a task has 4 epochs"),
         (["view_batch.views_for=buffer"], "'slca' has no buffer"),
         (["view_batch.query_view=weak"], "view_batch.query_view is 'weak', but it changes nothing"),

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
+from vbm_ptm.engine.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from vbm_ptm.engine.schedule import learning_rate_factor, set_learning_rate, summed_factors
 from vbm_ptm.learners.base import ParameterGroup
 
@@ -112,6 +113,43 @@ def test_build_optimizer__keeps_the_groups_apart(name: str, kind: type[torch.opt
         assert [group["momentum"] for group in optimizer.param_groups] == [0.4, 0.4]
     else:
         assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.999)] * 2
+
+
+def trained(steps: int, *, resumed_at: int | None = None, **settings: Any) -> list[torch.Tensor]:
+    """Three parameters after steps on random gradients; the last has none before the third step."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.ParameterList(torch.randn(size, generator=generator) for size in ((37, 5), (3,), (11, 16)))
+    config = config_of(learning_rate=0.1, **settings)
+    group = [ParameterGroup("all", list(model))]
+    optimizer = build_optimizer(config, group)
+    for step in range(steps):
+        if step == resumed_at:
+            kept = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer, model).items()}
+            optimizer = build_optimizer(config, group)
+            load_optimizer_tensors(optimizer, model, kept)
+        for number, parameter in enumerate(model):
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = None if number == 2 and step < 2 else gradient
+        optimizer.step()
+    return [parameter.detach() for parameter in model]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"momentum": 0.0}, {}, {"weight_decay": 5e-4}, {"optimizer": "adam"}, {"optimizer": "adamw"}]
+)
+def test_build_optimizer__fused_is_the_plain_one_to_rounding(settings: dict[str, Any]) -> None:
+    assert not build_optimizer(config_of(**settings), groups()).defaults["fused"]
+    assert build_optimizer(config_of(**settings, fused=True), groups()).defaults["fused"]
+    for fused, plain in zip(trained(8, **settings, fused=True), trained(8, **settings), strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("resumed_at", [1, 4])
+def test_build_optimizer__goes_on_from_what_a_fused_one_kept(name: str, resumed_at: int) -> None:
+    whole = trained(6, optimizer=name, fused=True)
+    for ours, other in zip(trained(6, optimizer=name, fused=True, resumed_at=resumed_at), whole, strict=True):
+        assert torch.equal(ours, other)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,15 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_fused(self) -> RunConfig:
+        if self.optimization.fused and self.trainer.mixed_precision == "fp16":
+            raise ValueError(
+                "optimization.fused is true and trainer.mixed_precision 'fp16': a fused optimizer hides which steps "
+                "were skipped because the loss was scaled too far. Set optimization.fused=false, or take 'bf16'."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_consistency(self) -> RunConfig:
         start, epochs = self.objective.start_epoch, self.optimization.epochs
         has_pairs = max(self.view_batch.views_per_group, self.view_batch.views_per_replay) > 1

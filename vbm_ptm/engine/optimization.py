@@ -21,6 +21,8 @@ class OptimizationConfig(Settings):
         gradient_accumulation_steps: Micro-batches of whole groups into which every rank cuts its part of a step, where
             memory is short. ``batch_size``, steps, schedule and the gradient stay what they are.
         optimizer: "sgd", "adam" or "adamw".
+        fused: Update all parameters in one kernel. Sums are rounded in another order, so that results differ in their
+            last digits.
         learning_rate: Absolute rate; a learner's groups may scale it. Never rescaled by batch size, views or ranks.
         momentum: Momentum of SGD.
         minimum_learning_rate: Absolute rate that every schedule ends at in place of 0, the same for all groups: a rate
@@ -41,6 +43,7 @@ class OptimizationConfig(Settings):
     batch_size: int = Field(default=128, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    fused: bool = False
     learning_rate: float = Field(default=0.01, gt=0)
     minimum_learning_rate: float = Field(default=0.0, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -80,8 +83,25 @@ def build_optimizer(config: OptimizationConfig, groups: Sequence[ParameterGroup]
         }
         for group in groups
     ]
+    fused = config.fused or None  # None: as torch chooses
     if config.optimizer == "sgd":
-        return torch.optim.SGD(options, momentum=config.momentum, weight_decay=config.weight_decay)
+        optimizer = torch.optim.SGD(
+            options, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
+        if config.fused and config.momentum:
+            optimizer.register_step_pre_hook(_start_momentum)
+        return optimizer
     if config.optimizer == "adam":
-        return torch.optim.Adam(options, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(options, weight_decay=config.weight_decay)
+        return torch.optim.Adam(options, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.AdamW(options, weight_decay=config.weight_decay, fused=fused)
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Give parameters their momentum before a step: the fused kernel takes a whole group with it, or without.
+
+    The plain form starts with the first gradient of each parameter, which is what zeros lead to.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
