@@ -26,7 +26,7 @@ from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.data.record import DataRecord
 from vbm_ptm.data.task_division import ScenarioConfig, build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
-from vbm_ptm.data.view_batch import ViewBatchConfig
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.data.view_transforms import ViewTransforms
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
 from vbm_ptm.engine.interruption import StopRequest

@@ -176,15 +176,14 @@ def test_exemplar_set__is_restored_by_a_strict_load() -> None:
 def test_trained_classes__counts_what_is_held_out() -> None:
     own, cells = np.array([2] * 20 + [3] * 30), [(0, 50), (1, 50)]
     merged = Rehearsal("merged", 40, held_out=0.1)
-    together = trained_classes(merged, own, cells)
-    assert np.bincount(together).tolist() == [
-        18,
-        18,
-        18,
-        28,
-    ]  # 20 of each earlier class, two of every class held out
-    assert np.bincount(trained_classes(merged, own, [])).tolist() == [0, 0, 20, 30]
-    assert trained_classes(Rehearsal("stream", 40), own, cells).tolist() == own.tolist()
+    together, num_exemplars = trained_classes(merged, own, cells)
+    # 20 of each earlier class, two of every class held out.
+    assert (np.bincount(together).tolist(), num_exemplars) == ([18, 18, 18, 28], 36)
+    assert set(together[-36:].tolist()) == {0, 1}
+    alone, num_exemplars = trained_classes(merged, own, [])
+    assert (np.bincount(alone).tolist(), num_exemplars) == ([0, 0, 20, 30], 0)
+    beside, num_exemplars = trained_classes(Rehearsal("stream", 40), own, cells)
+    assert (beside.tolist(), num_exemplars) == (own.tolist(), 0)
 
 
 def test_chosen_rows__change_by_no_step() -> None:

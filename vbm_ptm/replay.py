@@ -313,8 +313,8 @@ def cells_of(classes: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 def trained_classes(
     rehearsal: Rehearsal | None, own: NDArray[np.int64], cells: Sequence[tuple[int, int]]
-) -> NDArray[np.int64]:
-    """Return the class of every image that a task is trained on, those of earlier tasks behind its own.
+) -> tuple[NDArray[np.int64], int]:
+    """Return the class of every image that a task is trained on, and how many exemplars are behind its own.
 
     Args:
         rehearsal: What the method asks for; only "merged" adds images.
@@ -322,15 +322,15 @@ def trained_classes(
         cells: Each class of each earlier task, and its number of training images.
     """
     if rehearsal is None or rehearsal.mode == "stream":
-        return own
+        return own, 0
     quota = quota_of(rehearsal.capacity, len(cells))
     kept = [[label] * min(quota, size) for label, size in cells]
     together = np.concatenate([own, np.array(list(itertools.chain.from_iterable(kept)), dtype=np.int64)])
     if not (rehearsal.held_out and cells):
-        return together
+        return together, len(together) - len(own)
     labels = torch.from_numpy(together)
     held: NDArray[np.bool_] = is_held_out(torch.arange(len(labels)), labels, share=rehearsal.held_out).numpy()
-    return together[~held]
+    return together[~held], int((~held[len(own) :]).sum())
 
 
 def is_held_out(rows: Tensor, labels: Tensor, *, share: float) -> Tensor:

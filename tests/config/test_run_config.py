@@ -301,6 +301,7 @@ def test_validate__asks_for_what_cannot_be_left_out() -> None:
         ),
         (["objective.start_epoch=4"], "objective.start_epoch is 4, but a task has 4 epochs"),
         (["view_batch.views_for=buffer"], "'slca' has no buffer"),
+        (["view_batch.views_for=current", "view_batch.query_view=weak"], "leave them at own"),
         (["view_batch.query_view=weak"], "view_batch.query_view is 'weak', but it changes nothing"),
         (["view_batch.strong_share=0.75"], "strong_share is 0.75, but 4 views"),
         (["optimization.epochs=3"], "Take at least 4 epochs, fewer views, or set view_batch.allow_partial"),

@@ -18,7 +18,7 @@ from view_batches import ROWS, epochs_of, loader_of, steps_of
 
 from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
-from vbm_ptm.data.view_batch import ViewBatchConfig, ViewBatchSampler, check_batch_arithmetic, effective_views
+from vbm_ptm.data.view_batch import ViewBatchSampler, check_batch_arithmetic, effective_views
 from vbm_ptm.data.view_transforms import ViewTransforms
 from vbm_ptm.data.views import MultiViewDataset, ViewBatch
 from vbm_ptm.errors import UsageError
@@ -169,22 +169,6 @@ class TestViewBatchSampler:
     def test_sampler__refuses_a_task_without_images(self) -> None:
         with pytest.raises(UsageError, match="task 3 has no training images"):
             ViewBatchSampler(0, 8, 4, 0, 3)
-
-
-class TestViewBatchConfig:
-    def test_strong_share__is_for_single_views(self) -> None:
-        with pytest.raises(ValueError, match=r"strong_share is 0\.75, but 4 views"):
-            ViewBatchConfig(num_views=4, strong_share=0.75)
-        assert ViewBatchConfig(num_views=4, strong_share=0.75, order="class").views_per_group == 1
-
-    def test_is_baseline__is_one_weak_view_an_epoch(self) -> None:
-        assert ViewBatchConfig(num_views=1).is_baseline
-        for other in (
-            {"num_views": 4},
-            {"num_views": 1, "strong_share": 0.5},
-            {"num_views": 4, "order": "class"},
-        ):
-            assert not ViewBatchConfig(**other).is_baseline
 
 
 class TestMultiViewDataset:

@@ -117,6 +117,31 @@ def test_objective__maps_labels_through_the_columns() -> None:
     assert permuted.item() == loss.item()
 
 
+def test_objective__of_two_kinds_is_a_mean_over_images_and_pairs() -> None:
+    """Two groups of three views and two samples of one view: eight images, four pairs."""
+    singles = torch.tensor([[3, 0, 1], [0, 1, 2]], dtype=torch.float64)
+    output = output_of(torch.cat([TWO_GROUPS.flatten(0, 1), singles]), bonus=torch.arange(8.0))
+    labels, others = torch.tensor([0, 1]), torch.tensor([2, 2])
+    _, parts = objective()(
+        output, labels, num_views=3, num_global_groups=2, exemplars=(others, PartSize(1, 2))
+    )
+    _, grouped = objective()(output_of(TWO_GROUPS), labels, num_views=3, num_global_groups=2)
+    _, single = objective()(output_of(singles), others, num_views=1, num_global_groups=2)
+    for name in ("cross_entropy", "accuracy"):
+        assert parts[name].item() == pytest.approx(
+            (6 * grouped[name] + 2 * single[name]).item() / 8, abs=1e-12
+        )
+    assert parts["consistency"].item() == pytest.approx(grouped["consistency"].item(), abs=1e-12)
+    assert parts["bonus"].item() == pytest.approx(28 / 8)
+    # The other way round: views for the exemplars, behind the current samples.
+    output = output_of(torch.cat([singles, TWO_GROUPS.flatten(0, 1)]))
+    _, swapped = objective()(
+        output, others, num_views=1, num_global_groups=2, exemplars=(labels, PartSize(3, 2))
+    )
+    for name in ("cross_entropy", "accuracy", "consistency"):
+        assert swapped[name].item() == pytest.approx(parts[name].item(), abs=1e-12)
+
+
 def test_objective__averages_auxiliaries_over_images_or_takes_them_as_they_are() -> None:
     logits = TWO_GROUPS.clone().requires_grad_()
     per_image = torch.arange(6.0, dtype=torch.float64, requires_grad=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vbm_ptm.data.class_order import ClassOrderSampler
-from vbm_ptm.data.view_batch import ViewBatchConfig
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.recipe import Recipe

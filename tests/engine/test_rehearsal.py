@@ -25,7 +25,13 @@ STREAMS = {name: {"capacity": 6, "draw_size": 4} for name in ("er", "dark_er", "
 TEACHERS = ("icarl", "lwf", "expandable", "tcil", "wa", "bic", "ucir", "lwf_mc", "agem", "fdr")
 SETTINGS = {
     **{name: {"capacity": 6, "draw_size": 4} for name in ("agem", "fdr")},
-    **{name: {"reset_epoch": 1} for name in ("expandable", "tcil")},
+    "expandable": {"reset_epoch": 1, "balanced_epochs": 2},
+    "tcil": {"reset_epoch": 1},
+}
+
+MERGED = {
+    name: {"capacity": 12} | SETTINGS.get(name, {})
+    for name in ("icarl", "bic", "wa", "ucir", "expandable", "tcil")
 }
 
 
@@ -305,6 +311,98 @@ def test_fit__gives_views_to_the_samples_that_shall_have_them(
     assert run.trainer.records[-1].learner_report["buffer"]["stored"] == 6
     later = [step for step in run.events("step") if step["task"] > 0]
     assert min(step["consistency"] for step in later) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "views_for"),
+    [
+        case
+        if case in (("icarl", "current"), ("bic", "buffer"))
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product(MERGED, ["current", "buffer"])
+    ],
+)
+def test_fit__of_merged_images_gives_views_to_one_kind(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    name: str,
+    views_for: str,
+) -> None:
+    """Each image is shown as often as in the baseline, in as many steps; stopped and gone on it ends the same."""
+
+    def fresh() -> Learner:
+        return new_learner(name, on_resnet=True, **MERGED[name])
+
+    settings = {"epochs": 4, "every": "1 steps", "log_every": 1}
+    mixed = settings | {"num_views": 2, "view_batch": {"views_for": views_for}}
+    learner = fresh()
+    shown: list[Counter[int]] = []
+    dataset = MultiViewDataset.__getitem__
+
+    def noted(self: MultiViewDataset, key: tuple[int, int]) -> Any:
+        views, label, row = dataset(self, key)
+        shown.extend(Counter() for _ in range(self.task_index + 1 - len(shown)))
+        shown[self.task_index][row] += len(views)
+        return views, label, row
+
+    whole = new_run(learner, benchmark_of_three, name="whole", **mixed)
+    planned = [whole.trainer.plans.num_steps(task) for task in benchmark_of_three.scenario.tasks]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MultiViewDataset, "__getitem__", noted)
+        whole.trainer.fit()
+    plain = new_run(fresh(), benchmark_of_three, name="plain", **settings, num_views=1)
+    plain.trainer.fit()
+    records = whole.trainer.records
+    assert [record.num_steps for record in records] == planned
+    for record, baseline, images in zip(records, plain.trainer.records, shown, strict=True):
+        assert record.num_steps == baseline.num_steps
+        assert record.num_images == baseline.num_images
+        assert set(images.values()) == {4}
+        visits = (2, 2) if views_for == "current" else (4, 4)
+        assert (record.min_visits, record.max_visits) == visits
+        if record.task_index:
+            about = record.learner_report["exemplars"]
+            assert (about["min_visits"], about["max_visits"]) == (6 - visits[0],) * 2
+            assert about["num_views"] * about["min_visits"] == 4
+            # An image comes back after an epoch, a group after two.
+            assert record.recall_interval["mean"] == pytest.approx(
+                4 / visits[0] * record.num_samples, rel=0.25
+            )
+            assert about["recall_interval"]["mean"] == pytest.approx(
+                about["num_views"] * record.num_samples, rel=0.25
+            )
+        else:
+            assert "exemplars" not in record.learner_report
+    later = [step for step in whole.events("step") if step["task"] > 0]
+    assert sum(step["images"] for step in later) == sum(record.num_images for record in records[1:])
+    assert max(step["consistency"] for step in later) > 0
+
+    stopped = new_run(fresh(), benchmark_of_three, name="parts", **mixed)
+    stop_in(stopped, task=1, step=2)
+    again = new_run(fresh(), benchmark_of_three, name="parts", goes_on=True, **mixed)
+    again.trainer.fit()
+    one, two = tensors_of(learner), tensors_of(again.trainer.learner)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert [record.facts for record in again.trainer.records] == [record.facts for record in records]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("views_for", ["current", "buffer"])
+def test_fit__of_merged_images_with_one_view_is_the_plain_method(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    views_for: str,
+) -> None:
+    learners = []
+    for name in ("all", views_for):
+        learner = new_learner("icarl", on_resnet=True, capacity=12)
+        new_run(
+            learner, benchmark_of_three, name=name, num_views=1, view_batch={"views_for": name}
+        ).trainer.fit()
+        learners.append(tensors_of(learner))
+    assert all(torch.equal(learners[0][key], learners[1][key]) for key in learners[0])
 
 
 @pytest.mark.parametrize(

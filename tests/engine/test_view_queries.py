@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import ViewBatchConfig
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.engine.view_queries import view_queries
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded

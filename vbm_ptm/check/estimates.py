@@ -117,8 +117,8 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
         own = train.labels[rows]
         num_viewed += len(rows) + sum(tested[seen.index] for seen in scenario.seen_after(task.index))
         if config.learner.trains(task.index):
-            classes = trained_classes(config.learner.rehearsal, own, cells)
-            workload = recipe.workload(recipe.sampler(classes, task_index=task.index))
+            trained = trained_classes(config.learner.rehearsal, own, cells)
+            workload = recipe.workload(recipe.sampler(*trained, task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images
         cells += cells_of(own)

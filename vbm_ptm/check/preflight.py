@@ -201,8 +201,8 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
     for task, counts in zip(benchmark.scenario.tasks[benchmark.first_task :], parameters, strict=True):
         own = benchmark.training_classes(task)
         if _num_trained(counts):
-            classes = trained_classes(learner.rehearsal, own, cells)
-            sampler = recipe.sampler(classes, task_index=task.index)
+            trained = trained_classes(learner.rehearsal, own, cells)
+            sampler = recipe.sampler(*trained, task_index=task.index)
             workloads.append(recipe.workload(sampler))
             for note in (*recipe.task_notes(task, sampler), *learner.config.task_notes(task)):
                 found.warnings.append(note)

@@ -32,7 +32,8 @@ from vbm_ptm.config.tree import (
 from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec
 from vbm_ptm.data.task_division import ScenarioConfig
-from vbm_ptm.data.view_batch import ViewBatchConfig, check_batch_arithmetic
+from vbm_ptm.data.view_batch import check_batch_arithmetic
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.engine.objective import ObjectiveConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.trainer_config import TrainerConfig
@@ -89,20 +90,23 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check_views(self) -> RunConfig:
-        num_views, epochs = self.view_batch.cycle_length, self.optimization.epochs
-        check_batch_arithmetic(self.optimization.batch_size, self.view_batch.views_per_group)
+        rehearsal, epochs = self.learner.rehearsal, self.optimization.epochs
+        is_merged = rehearsal is not None and rehearsal.mode == "merged"
+        num_views = self.view_batch.num_views if is_merged else self.view_batch.cycle_length
+        check_batch_arithmetic(
+            self.optimization.batch_size,
+            self.view_batch.views_per_replay if is_merged else self.view_batch.views_per_group,
+        )
         if epochs < num_views and not self.view_batch.allow_partial_cycle:
             raise ValueError(
                 f"optimization.epochs is {epochs} but view_batch.num_views is {num_views}: a cycle over all samples "
                 f"takes {num_views} epochs, so some would never be trained on. Take at least {num_views} epochs, "
                 "fewer views, or set view_batch.allow_partial_cycle=true."
             )
-        rehearsal = self.learner.rehearsal
-        if self.view_batch.views_for != "all" and (rehearsal is None or rehearsal.mode != "stream"):
-            what = "trains on its exemplars like on the task's own images" if rehearsal else "has no buffer"
+        if self.view_batch.views_for != "all" and (rehearsal is None or not rehearsal.capacity):
             raise ValueError(
-                f"view_batch.views_for is {self.view_batch.views_for}, but '{self.learner.name}' {what}: it has "
-                "no draws to tell from current samples. Set view_batch.views_for=all."
+                f"view_batch.views_for is {self.view_batch.views_for}, but '{self.learner.name}' has no buffer: all "
+                "its samples are current ones. Set view_batch.views_for=all."
             )
         return self
 

@@ -80,6 +80,8 @@ class Loaders:
             seed=self.seed,
             task_index=task.index,
             strong_share=strong_share,
+            num_own=sampler.num_own,
+            num_exemplar_views=sampler.num_exemplar_views,
         )
         if sampler.num_samples != len(dataset):
             raise ValueError(

@@ -55,7 +55,7 @@ class TrainLoader:
 
 
 class RankParts:
-    """The batch sampler of one rank: its contiguous chunk of every step's list of positions."""
+    """The batch sampler of one rank: its contiguous chunk of every step's positions, of each kind of samples."""
 
     def __init__(self, sampler: ViewBatchSampler, *, rank: int, num_ranks: int) -> None:
         self._sampler = sampler
@@ -79,6 +79,14 @@ class RankParts:
         ]
         replays = self._replays or itertools.repeat(())
         for (draw, positions), replayed in zip(steps[self._start_step :], replays, strict=False):
-            first, last = chunk(len(positions), self._rank, self._num_ranks)
-            own = tuple(part.of_rank(self._rank, self._num_ranks) for part in replayed)
-            yield StepPart(draw, positions[first:last], len(positions), own)
+            draws = tuple(part.of_rank(self._rank, self._num_ranks) for part in replayed)
+            first = self._sampler.num_own
+            own = self._part(draw, [position for position in positions if position < first])
+            if first < self._sampler.num_samples:
+                exemplars = self._part(draw, [position for position in positions if position >= first])
+                own = own._replace(exemplars=exemplars)
+            yield own._replace(replays=draws)
+
+    def _part(self, draw: int, positions: list[int]) -> StepPart:
+        first, last = chunk(len(positions), self._rank, self._num_ranks)
+        return StepPart(draw, positions[first:last], len(positions))

@@ -36,6 +36,7 @@ class ViewBatch:
         num_global_groups: Groups of the step over all ranks; the mean of a loss is taken over these.
         slots: (G,) int64 of a replay draw: where the buffer holds each sample; None for current samples.
         replays: Draws of past samples that the step has beside these current ones.
+        exemplars: Samples of the same pass that have another number of views; None where all have V.
     """
 
     images: Tensor
@@ -44,6 +45,7 @@ class ViewBatch:
     num_global_groups: int
     slots: Tensor | None = None
     replays: tuple[ViewBatch, ...] = ()
+    exemplars: ViewBatch | None = None
 
     @property
     def num_groups(self) -> int:
@@ -68,10 +70,16 @@ class ViewBatch:
         return [self._micro_batch(number, count) for number in range(count)]
 
     def flattened(self, normalize: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-        """Return normalised images (N,C,H,W), labels (N,) and, of a draw, slots (N,), a group's views side by side."""
+        """Return normalised images (N,C,H,W), labels (N,) and, of a draw, slots (N,), a group's views side by side.
+
+        Those of exemplars are behind the others.
+        """
         columns = (self.labels,) if self.slots is None else (self.labels, self.slots)
         images = normalize(self.images.flatten(0, 1))
-        return images, *(column.repeat_interleave(self.num_views) for column in columns)
+        own = (images, *(column.repeat_interleave(self.num_views) for column in columns))
+        if self.exemplars is None:
+            return own
+        return tuple(map(torch.cat, zip(own, self.exemplars.flattened(normalize), strict=True)))
 
     def _micro_batch(self, number: int, count: int) -> ViewBatch:
         own = slice(*chunk(self.num_groups, number, count))
@@ -82,6 +90,7 @@ class ViewBatch:
             self.num_global_groups,
             slots=None if self.slots is None else self.slots[own],
             replays=tuple(draw._micro_batch(number, count) for draw in self.replays),
+            exemplars=None if self.exemplars is None else self.exemplars._micro_batch(number, count),
         )
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> ViewBatch:
@@ -91,6 +100,7 @@ class ViewBatch:
             labels=function(self.labels),
             slots=None if self.slots is None else function(self.slots),
             replays=tuple(draw._map(function) for draw in self.replays),
+            exemplars=None if self.exemplars is None else self.exemplars._map(function),
         )
 
 
@@ -126,6 +136,7 @@ class StepPart(NamedTuple):
     positions: list[int]
     num_global_groups: int
     replays: tuple[ReplayPart, ...] = ()
+    exemplars: StepPart | None = None
 
 
 @dataclass(eq=False)
@@ -141,6 +152,8 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         seed: Training seed.
         task_index: Index of the task.
         strong_share: Part of the images that are strong, with one view.
+        num_own: Positions with V views; None for all.
+        num_exemplar_views: Views at the positions behind them.
     """
 
     split: ImageSplit
@@ -152,6 +165,8 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
     seed: int
     task_index: int
     strong_share: float = 0.0
+    num_own: int | None = None
+    num_exemplar_views: int = 1
 
     def __post_init__(self) -> None:
         check_class_indices(self.split, self.class_indices)
@@ -164,13 +179,21 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         draw, position = key
         row = int(self.rows[position])
         image = self.split.image(row)
-        views = [self._view(image, draw=draw, row=row, view=view) for view in range(self.num_views)]
+        is_own = self.num_own is None or position < self.num_own
+        num_views = self.num_views if is_own else self.num_exemplar_views
+        views = [self._view(image, draw=draw, row=row, view=view) for view in range(num_views)]
         return torch.stack(views), int(self.class_indices[row]), row
 
     def __getitems__(self, part: StepPart) -> ViewBatch:
         """Return all groups of one rank's part of a step; a data loader calls this with what it was told."""
-        # A rank without groups runs on an empty batch: any sample tells its shape.
-        samples = [self[part.draw, position] for position in part.positions or [0]]
+        batch = self._groups(part, first=0)
+        exemplars = None if part.exemplars is None else self._groups(part.exemplars, first=self.num_own or 0)
+        replays = tuple(self._replay(replayed, like=batch.images) for replayed in part.replays)
+        return replace(batch, replays=replays, exemplars=exemplars)
+
+    def _groups(self, part: StepPart, *, first: int) -> ViewBatch:
+        # A rank without groups runs on an empty batch: any sample of the kind tells its shape.
+        samples = [self[part.draw, position] for position in part.positions or [first]]
         images = torch.stack([views for views, _, _ in samples])[: len(part.positions)]
         samples = samples[: len(part.positions)]
         return ViewBatch(
@@ -178,7 +201,6 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
             torch.tensor([label for _, label, _ in samples], dtype=torch.int64),
             torch.tensor([row for _, _, row in samples], dtype=torch.int64),
             part.num_global_groups,
-            replays=tuple(self._replay(replayed, like=images) for replayed in part.replays),
         )
 
     def _replay(self, part: ReplayPart, *, like: Tensor) -> ViewBatch:

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from vbm_ptm.data.views import ViewBatch
 from vbm_ptm.learners.base import LearnerOutput
 from vbm_ptm.losses import view_divergence
 from vbm_ptm.settings import Settings
@@ -38,6 +39,11 @@ class PartSize(NamedTuple):
 
     num_views: int
     num_global_groups: int
+
+    @classmethod
+    def of(cls, part: ViewBatch) -> PartSize:
+        """Return the size of a part."""
+        return cls(part.num_views, part.num_global_groups)
 
     @property
     def num_images(self) -> int:
@@ -73,33 +79,43 @@ class ViewBatchObjective:
         num_global_groups: int,
         num_ranks: int = 1,
         num_micro_batches: int = 1,
+        exemplars: tuple[Tensor, PartSize] | None = None,
         replays: Sequence[PartSize] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this rank's loss and its detached parts by name, "accuracy" among them.
 
         Args:
-            output: What the learner's forward returned for N = G * V images, the views of a group side by side.
+            output: What the learner's forward returned for N = G * V images, the views of a group side by side, and for
+                those of exemplars behind them.
             labels: (G,) int64 class indices, each in ``output.columns``.
             num_views: V.
             epoch: Epoch of the task, counted from 0.
             num_global_groups: Groups of the step over all ranks.
             num_ranks: Ranks whose gradients will be averaged.
             num_micro_batches: Parts of this rank's step whose losses will be summed.
+            exemplars: Class indices and size of the samples among the N images that have another number of views.
             replays: Size of each draw in ``output.replays``.
         """
         logits = output.logits
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        targets = column_of(labels, output.columns).repeat_interleave(num_views)
-        size = PartSize(num_views, num_global_groups)
-        per_image = num_ranks / size.num_images
+        kinds = [(labels, PartSize(num_views, num_global_groups)), *([exemplars] if exemplars else [])]
+        targets = torch.cat(
+            [column_of(own, output.columns).repeat_interleave(size.num_views) for own, size in kinds]
+        )
+        num_images = sum(size.num_images for _, size in kinds)
+        per_image = num_ranks / num_images
 
         if output.supervised is None:
             parts = {"cross_entropy": F.cross_entropy(logits, targets, reduction="sum") * per_image}
         else:
-            num_images = size.num_images + sum(replay.num_images for replay in replays)
-            parts = {"supervised": output.supervised.sum() * (num_ranks / num_images)}
-        seen = [(logits, size), *zip((replay.logits for replay in output.replays), replays, strict=True)]
+            num_seen = num_images + sum(replay.num_images for replay in replays)
+            parts = {"supervised": output.supervised.sum() * (num_ranks / num_seen)}
+        of_kinds = logits.split([len(own) * size.num_views for own, size in kinds])
+        seen = [
+            *zip(of_kinds, (size for _, size in kinds), strict=True),
+            *zip((replay.logits for replay in output.replays), replays, strict=True),
+        ]
         if num_pairs := sum(part.num_pairs for _, part in seen):
             divergences = [self._divergence(values, part) for values, part in seen if part.num_pairs]
             weight = self.config.consistency_weight if epoch >= self.config.start_epoch else 0.0

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vbm_ptm.data.class_order import ClassOrderSampler
+from vbm_ptm.data.mixed_views import MixedViewSampler
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import Integers, ViewBatchConfig, ViewBatchSampler
+from vbm_ptm.data.view_batch import Integers, ViewBatchSampler
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
 from vbm_ptm.engine.schedule import summed_factors
 
@@ -46,17 +48,26 @@ class Recipe:
     seed: int
     max_steps: int | None = None
 
-    def sampler(self, class_indices: Integers, *, task_index: int) -> ViewBatchSampler:
+    def sampler(
+        self, class_indices: Integers, num_exemplars: int = 0, *, task_index: int
+    ) -> ViewBatchSampler:
         """Return what decides the steps of a task.
 
         Args:
             class_indices: Class of each training image of the task.
+            num_exemplars: How many of them, the last ones, are exemplars of earlier tasks.
             task_index: Index of the task.
         """
-        batch_size, num_views = self.optimization.batch_size, self.view_batch.cycle_length
-        if self.view_batch.order == "class":
-            return ClassOrderSampler(class_indices, batch_size, num_views, self.seed, task_index)
-        return ViewBatchSampler(len(class_indices), batch_size, num_views, self.seed, task_index)
+        config, batch_size = self.view_batch, self.optimization.batch_size
+        if config.order == "class":
+            return ClassOrderSampler(class_indices, batch_size, config.num_views, self.seed, task_index)
+        if num_exemplars and config.num_views > 1 and config.views_for != "all":
+            num_own = len(class_indices) - num_exemplars
+            return MixedViewSampler(
+                *(num_own, num_exemplars, batch_size, config.num_views, self.seed, task_index),
+                views_for=config.views_for,
+            )
+        return ViewBatchSampler(len(class_indices), batch_size, config.views_per_group, self.seed, task_index)
 
     def workload(self, sampler: ViewBatchSampler) -> Workload:
         """Return what training on a task takes, counted before any step is done.
@@ -69,10 +80,10 @@ class Recipe:
         cycle = []
         for epoch in range(min(sampler.cycle_length, epochs)):
             sampler.set_epoch(epoch)
-            cycle.append([len(positions) for positions in sampler.steps()])
+            cycle.append([sampler.num_images(positions) for positions in sampler.steps()])
         all_epochs = (cycle[epoch % sampler.cycle_length] for epoch in range(epochs))
         sizes = list(itertools.islice(itertools.chain.from_iterable(all_epochs), self.max_steps))
-        return Workload(len(sizes), sum(sizes) * sampler.num_views)
+        return Workload(len(sizes), sum(sizes))
 
     def task_notes(self, task: Task, sampler: ViewBatchSampler) -> list[str]:
         """Return what should be known of a task that is trained.

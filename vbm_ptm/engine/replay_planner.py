@@ -140,8 +140,8 @@ def buffer_report(rows: Sequence[int], classes: Integers, *, capacity: int) -> d
     }
 
 
-def rows_to_train(learner: Learner, own: Integers, classes: Integers) -> Integers:
-    """Return the rows of the training split that a task is trained on: its own, and exemplars among them.
+def rows_to_train(learner: Learner, own: Integers, classes: Integers) -> tuple[Integers, int]:
+    """Return the rows of the training split that a task is trained on, and how many exemplars are behind its own.
 
     Args:
         learner: Has begun the task.
@@ -150,14 +150,14 @@ def rows_to_train(learner: Learner, own: Integers, classes: Integers) -> Integer
     """
     rehearsal = learner.rehearsal
     if rehearsal is None or rehearsal.mode == "stream":
-        return own
+        return own, 0
     exemplars = learner.rehearsed_rows().numpy()
     rows = np.concatenate([own, exemplars])
     if not (rehearsal.held_out and len(exemplars)):
-        return rows
+        return rows, len(exemplars)
     held = is_held_out(torch.from_numpy(rows), torch.from_numpy(classes[rows]), share=rehearsal.held_out)
-    kept: Integers = rows[~held.numpy()]
-    return kept
+    is_kept = ~held.numpy()
+    return rows[is_kept], int(is_kept[len(own) :].sum())
 
 
 def buffer_bytes(learner: Learner, *, num_images: int) -> dict[str, int]:

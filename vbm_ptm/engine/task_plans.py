@@ -44,7 +44,7 @@ class TaskPlans:
         earlier = self._benchmark.scenario.tasks[: task.index]
         cells = [cell for each in earlier for cell in cells_of(self._benchmark.training_classes(each))]
         together = trained_classes(self._learner.rehearsal, classes, cells)
-        return self._recipe.workload(self._recipe.sampler(together, task_index=task.index)).num_steps
+        return self._recipe.workload(self._recipe.sampler(*together, task_index=task.index)).num_steps
 
     def planner_before(self, task: Task, records: Sequence[TaskRecord]) -> ReplayPlanner | None:
         """Return what decides the draws of a task, after it has seen the steps of all tasks before.

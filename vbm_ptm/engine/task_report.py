@@ -80,7 +80,7 @@ def task_record(
         parameters: Trained and frozen ones, by group.
         prints: Fingerprints of the learner at the end.
         num_test_images: Images that accuracy was measured on, over all ranks.
-        learner_report: What the learner and its buffer say.
+        learner_report: What the learner and its buffer say; exemplars with another number of views are added.
         measured: Other fields of the record.
         seconds: Its fields of time, not rounded.
     """
@@ -97,7 +97,7 @@ def task_record(
         max_visits=int(counts.max(initial=0)),
         recall_interval=training.visits.recall_interval(),
         summed_rate=training.visits.summed_rate(),
-        learner_report=learner_report,
+        learner_report=learner_report | _exemplars(training),
         parameters=parameters,
         frozen_sha256=prints.frozen_sha256,
         trained_sha256=prints.trained_sha256,
@@ -107,6 +107,21 @@ def task_record(
         **measured,
         **{name: round(value, 3) for name, value in seconds.items()},
     )
+
+
+def _exemplars(training: TaskTraining) -> dict[str, Any]:
+    """Return how exemplars were shown that have another number of views than the task's own samples."""
+    visits = training.exemplar_visits
+    if not len(visits.counts):
+        return {}
+    return {
+        "exemplars": {
+            "num_views": training.sampler.num_exemplar_views,
+            "min_visits": int(visits.counts.min()),
+            "max_visits": int(visits.counts.max()),
+            "recall_interval": visits.recall_interval(),
+        }
+    }
 
 
 def task_line(

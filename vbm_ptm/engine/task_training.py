@@ -39,6 +39,7 @@ class TaskTraining:
         epoch: Epoch of the next step, from 0.
         step: Next step in the epoch, from 0.
         visits: When each sample of the task was trained on.
+        exemplar_visits: The same for exemplars, if they have another number of views; else they count as samples.
         num_steps: Steps done.
         num_images: Images that they had, over all ranks.
         data_seconds: How long this rank has waited for them.
@@ -66,18 +67,19 @@ class TaskTraining:
         self.planner = planner
         benchmark = loaders.benchmark
         classes = benchmark.class_indices(benchmark.datasets.train)
-        self.rows = rows_to_train(learner, benchmark.training_rows(task), classes)
-        self.sampler = recipe.sampler(classes[self.rows], task_index=task.index)
+        self.rows, num_exemplars = rows_to_train(learner, benchmark.training_rows(task), classes)
+        self.sampler = recipe.sampler(classes[self.rows], num_exemplars, task_index=task.index)
         self.num_planned_steps = recipe.workload(self.sampler).num_steps if learner.parameter_groups() else 0
         self.epoch = self.step = self.num_steps = self.num_images = 0
         self.data_seconds = self.step_seconds = 0.0
-        self.visits = VisitLog(len(self.rows))
+        self.visits = VisitLog(self.sampler.num_own)
+        self.exemplar_visits = VisitLog(len(self.rows) - self.sampler.num_own)
         self._taking: TrainingStep | None = None
         self.restored: Mapping[str, Tensor] = {}
 
     @property
     def num_views(self) -> int:
-        """V, fewer than asked for where the task has fewer samples."""
+        """V of the task's own samples, fewer than asked for where there are fewer of them."""
         return self.sampler.num_views
 
     @property
@@ -150,7 +152,7 @@ class TaskTraining:
             is_skipped=self.accelerator.optimizer_step_was_skipped,
             epoch=self.epoch,
             step=self.step,
-            images=len(positions) * self.num_views,
+            images=self.sampler.num_images(positions),
             groups=len(positions),
             views=self.num_views,
             data_seconds=round(waited, 6),
@@ -168,6 +170,10 @@ class TaskTraining:
         """Count a step of an epoch that showed these positions."""
         optimization = self.recipe.optimization
         factor = learning_rate_factor(optimization, epoch, cycle_length=self.sampler.cycle_length)
-        self.visits.add(positions, num_images=self.num_images, rate=optimization.learning_rate * factor)
+        rate, first = optimization.learning_rate * factor, self.sampler.num_own
+        own = [position for position in positions if position < first]
+        exemplars = [position - first for position in positions if position >= first]
+        self.visits.add(own, num_images=self.num_images, rate=rate)
+        self.exemplar_visits.add(exemplars, num_images=self.num_images, rate=rate)
         self.num_steps += 1
-        self.num_images += len(positions) * self.num_views
+        self.num_images += self.sampler.num_images(positions)

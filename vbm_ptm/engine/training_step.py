@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.data.view_batch import ViewBatchConfig
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.data.views import ViewBatch
 from vbm_ptm.engine.contract import check_output, check_terms
 from vbm_ptm.engine.objective import PartSize
@@ -146,7 +146,8 @@ class TrainingStep:
                     num_global_groups=here.num_global_groups,
                     num_ranks=self._accelerator.num_processes,
                     num_micro_batches=len(micro_batches),
-                    replays=[PartSize(draw.num_views, draw.num_global_groups) for draw in here.replays],
+                    exemplars=here.exemplars and (here.exemplars.labels, PartSize.of(here.exemplars)),
+                    replays=[PartSize.of(draw) for draw in here.replays],
                 )
                 self._accelerator.backward(loss)
             if self._learner.rehearsal and self._learner.rehearsal.remembers_logits:

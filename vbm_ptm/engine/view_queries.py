@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vbm_ptm.data.view_batch import ViewBatchConfig
+from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.prompts.queries import Queries
 

@@ -39,7 +39,9 @@ def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
         f"{len(setup.benchmark.datasets.test)} test images, {len(scenario.class_names)} classes in "
         f"{len(sizes)} tasks of {_sizes(sizes)}",
         f"view batch: {describe_view_batch(config)}; a step has {describe_step(config)}",
-        _on_ranks(batch_size // num_views, num_views, accelerator),
+        describe_ranks(accelerator)
+        if _is_mixed(config)
+        else _on_ranks(batch_size // num_views, num_views, accelerator),
     ]
 
 
@@ -77,4 +79,13 @@ def describe_view_batch(config: RunConfig) -> str:
 def describe_step(config: RunConfig) -> str:
     """Say what a step holds."""
     batch_size, num_views = config.optimization.batch_size, config.view_batch.views_per_group
+    if _is_mixed(config):
+        return f"{batch_size} images, of current samples and exemplars in proportion to their numbers"
     return f"{batch_size} images = {batch_size // num_views} groups x {num_views} views"
+
+
+def _is_mixed(config: RunConfig) -> bool:
+    """Return whether the exemplars of a step have another number of views than its current samples."""
+    rehearsal, view_batch = config.learner.rehearsal, config.view_batch
+    is_merged = rehearsal is not None and rehearsal.mode == "merged"
+    return is_merged and view_batch.views_per_group != view_batch.views_per_replay

@@ -1,0 +1,78 @@
+"""Settings of the view batch: how many views, of which samples, and what they serve for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from vbm_ptm.settings import Settings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ViewBatchConfig(Settings):
+    """Settings of the view batch.
+
+    Attributes:
+        num_views: V; 1 is the plain baseline.
+        allow_partial_cycle: Permit fewer epochs than views, which leaves samples without any training.
+        order: What a view batch repeats. "sample": V views of each sample in one step (the paper's VBM-S). "class": the
+            samples of a V-th of the classes, V times in an epoch, one view a time (VBM-C of its appendix, a control).
+        views_for: Of learners with a buffer: which samples have V views, "all", the "current" ones or those of the
+            "buffer"; the others have one weak view, as in the baseline. A step has as many images in any case.
+        strong_share: Part of the images that are strong where a sample has one view a time: the control without replay,
+            which with (V - 1) / V shows as many strong images as V views do. Every sample keeps the share over time.
+        query_view: What chooses prompts in training: each image's own query, or that of the weak view for its group.
+        pull_view: What keys are pulled towards in training: each image's own query, or that of the weak view.
+    """
+
+    num_views: PositiveInt = 4
+    allow_partial_cycle: bool = False
+    order: Literal["sample", "class"] = "sample"
+    views_for: Literal["all", "current", "buffer"] = "all"
+    strong_share: Share = 0.0
+    query_view: Literal["own", "weak"] = "own"
+    pull_view: Literal["own", "weak"] = "own"
+
+    @property
+    def views_per_group(self) -> int:
+        """Views of a current sample that stand side by side in a step."""
+        if self.views_for != "all" and self.order == "class":
+            raise ValueError(
+                f"views_for is {self.views_for}, but with order 'class' no sample has views side by side"
+            )
+        return self.num_views if self.order == "sample" and self.views_for != "buffer" else 1
+
+    @property
+    def views_per_replay(self) -> int:
+        """Views of a past sample that stand side by side in a draw."""
+        return self.num_views if self.order == "sample" and self.views_for != "current" else 1
+
+    @property
+    def cycle_length(self) -> int:
+        """Epochs in which every sample of a task is visited equally often, if it has enough of them."""
+        return 1 if self.views_for == "buffer" else self.num_views
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether every sample is shown once an epoch, in its weak view."""
+        return self.num_views == 1 and not self.strong_share
+
+    @model_validator(mode="after")
+    def _check_share(self) -> ViewBatchConfig:
+        if self.strong_share and max(self.views_per_group, self.views_per_replay) > 1:
+            raise ValueError(
+                f"strong_share is {self.strong_share:g}, but {self.num_views} views of a sample stand side by side, "
+                "one weak and the others strong: give it with num_views 1 or order 'class'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> ViewBatchConfig:
+        if self.views_for != "all" and "weak" in (self.query_view, self.pull_view):
+            raise ValueError(
+                f"views_for is {self.views_for}, so that some samples have one view, but query_view or pull_view asks "
+                "for the weak view of a group: leave them at own"
+            )
+        return self
