@@ -17,7 +17,14 @@ from torch import nn
 
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.backbones.feature_network import FeatureNetwork
-from vbm_ptm.backbones.loading import build_vit, load_vit, local_file, own_file, resolve_name
+from vbm_ptm.backbones.loading import (
+    build_vit,
+    load_vit,
+    local_file,
+    own_file,
+    resolve_name,
+    without_memory,
+)
 from vbm_ptm.backbones.resnet import RESNET18_CIFAR, Initialization, ResNet18
 from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, as_interpolation, as_rgb
 from vbm_ptm.backbones.vit import PromptableViT, unsupported_attributes
@@ -84,8 +91,7 @@ def load_backbone(
             "backbone.from_scratch and backbone.checkpoint exclude each other: leave one of them out."
         )
     name, notes = resolve_name(config.name)
-    with torch.device("meta"):
-        probe = timm.create_model(name, num_classes=0)
+    probe = without_memory(name)
     is_promptable = not unsupported_attributes(probe)
     if is_promptable or (kind is PromptableViT and isinstance(probe, VisionTransformer)):
         if not config.from_scratch:
@@ -123,8 +129,7 @@ def build_backbone(weights: WeightsRecord, *, preprocessing: Preprocessing) -> B
         resnet = ResNet18(channels=weights.channels)
         return FeatureNetwork(resnet, width=resnet.num_features, preprocessing=preprocessing, weights=weights)
     name, _ = resolve_name(weights.name)
-    with torch.device("meta"):
-        probe = timm.create_model(name, num_classes=0)
+    probe = without_memory(name)
     if not unsupported_attributes(probe):
         return build_vit(weights, preprocessing=preprocessing)
     network = timm.create_model(name, num_classes=0)
@@ -164,8 +169,7 @@ def _resnet(config: BackboneConfig, *, seed: int) -> FeatureNetwork:
 def _timm_network(config: BackboneConfig, name: str, notes: list[str], *, seed: int) -> Backbone:
     """Build a timm model with its own weights, with those of a file, or from scratch."""
     facts = timm.models.get_pretrained_cfg(name) or PretrainedCfg()
-    with torch.device("meta"):
-        is_vit = not unsupported_attributes(timm.create_model(name, num_classes=0))
+    is_vit = not unsupported_attributes(without_memory(name))
     size = config.image_size or facts.input_size[-1]
     with seeded(seed_for("backbone", seed=seed)):
         options: dict[str, Any] = {"img_size": size} if is_vit else {}

@@ -146,7 +146,7 @@ def list_backbones() -> list[str]:
 
 def _probe(name: str, resolved: str) -> VisionTransformer:
     """Return a model without memory for its weights, to see early whether it can be used. It is to be read only."""
-    probe = _without_memory(resolved)
+    probe = without_memory(resolved)
     problems = unsupported_attributes(probe)
     if problems:
         raise UsageError(
@@ -158,7 +158,8 @@ def _probe(name: str, resolved: str) -> VisionTransformer:
 
 
 @cache
-def _without_memory(name: str) -> torch.nn.Module:
+def without_memory(name: str) -> torch.nn.Module:
+    """Return timm's model of a name, without a head and without memory for its weights. It is to be read only."""
     with torch.device("meta"):
         model: torch.nn.Module = timm.create_model(name, num_classes=0)
     return model
