@@ -6,6 +6,7 @@ are used.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+gc.disable()  # until everything is imported
 
 TINY_VIT = "test_vit.r160_in1k"
 SHORT: dict[str, dict[str, Any]] = {"slca": {"alignment_epochs": 1, "alignment_samples_per_class": 8}}
@@ -42,15 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+@pytest.fixture(scope="session", autouse=True)
+def _same_everywhere() -> Iterator[None]:
+    """Nothing reaches for the network, and runs that leave the precision open compute in fp32 on any machine."""
+    import typer.main
 
-
-@pytest.fixture(autouse=True)
-def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that leave the precision open compute in fp32 here, whatever the machine has units for."""
-    monkeypatch.setattr("vbm_ptm.engine.precision.has_fast_bf16", lambda device_type: False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_HUB_OFFLINE", "1")
+        patched.setattr("vbm_ptm.engine.precision.has_fast_bf16", lambda device_type: False)
+        # Typer reads the signatures of all commands again for each call.
+        patched.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -138,11 +143,10 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_garbage_collection() -> Iterator[None]:
-    """Accelerate collects garbage after every task; everything imported so far need not be searched each time."""
+def _quick_garbage_collection() -> None:
+    """Search nothing of what was imported: Accelerate collects after every task, pytest five times at the end."""
     gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

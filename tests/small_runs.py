@@ -19,7 +19,7 @@ from images import encoded, pattern
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
-from vbm_ptm.backbones import BackboneConfig, PromptableViT, load_backbone
+from vbm_ptm.backbones import Backbone, BackboneConfig, PromptableViT, load_backbone
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.loader_config import LoaderConfig
@@ -49,12 +49,14 @@ __all__ = [
     "new_learner",
     "new_run",
     "tiny_backbones",
+    "tiny_resnet",
     "transforms",
 ]
 
-# Defaults that do not fit a backbone of this width.
+# Defaults that do not fit a backbone of this width, or take long.
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 12},
+    "expandable": {"balanced_epochs": 2},
     "hide_prompt": {"alignment_epochs": 3, "num_centroids": 2},
     "ran_pac": {"projection_width": 60},
     "slca_pp": {"drift": "linear"},
@@ -166,17 +168,23 @@ def tiny_backbones() -> dict[int, PromptableViT]:
 
 
 @pytest.fixture(scope="session")
-def new_learner(tiny_backbones: dict[int, PromptableViT]) -> Callable[..., Learner]:
+def tiny_resnet() -> Backbone:
+    """A ResNet-18 of two channels where others have 64."""
+    return load_backbone(BackboneConfig(name="resnet18_cifar", channels=2), seed=0)
+
+
+@pytest.fixture(scope="session")
+def new_learner(tiny_backbones: dict[int, PromptableViT], tiny_resnet: Backbone) -> Callable[..., Learner]:
     """Return a function that makes a fresh learner on a ViT of some depth, or on a narrow ResNet-18."""
 
     def make(
         name: str, *, num_tasks: int = 3, depth: int = 2, on_resnet: bool = False, **settings: Any
     ) -> Learner:
-        backbone = load_backbone(BackboneConfig(name="resnet18_cifar", channels=2), seed=0)
+        backbone = tiny_resnet if on_resnet else tiny_backbones[depth]
         with seeded(0):
             return create_learner(
                 name,
-                backbone=backbone if on_resnet else copy.deepcopy(tiny_backbones[depth]),
+                backbone=copy.deepcopy(backbone),
                 num_tasks=num_tasks,
                 settings=SETTINGS.get(name, {}) | settings,
             )

@@ -17,13 +17,15 @@ from vbm_ptm.randomness import seeded
 
 Build = Callable[..., Learner]
 
-# Defaults that do not fit a backbone of width 48.
+# Defaults that do not fit a backbone of width 48, or take long.
 SETTINGS: dict[str, dict[str, Any]] = {
     "coda_prompt": {"pool_size": 30},
-    "hide_prompt": {"alignment_epochs": 3, "num_centroids": 2},
+    "expandable": {"balanced_epochs": 2},
+    "hide_prompt": {"alignment_epochs": 2, "num_centroids": 2},
     "ran_pac": {"projection_width": 100},
-    "slca_pp": {"cross_entropy_weight": 0.5},
-    "tuna": {"alignment_epochs": 5, "orthogonality_weight": 0.1},
+    "slca": {"alignment_epochs": 2},
+    "slca_pp": {"alignment_epochs": 2, "cross_entropy_weight": 0.5},
+    "tuna": {"alignment_epochs": 2, "orthogonality_weight": 0.1},
 }
 
 

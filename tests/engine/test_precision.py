@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vbm_ptm.engine import precision
-from vbm_ptm.engine.precision import chosen_device_type, cpu_has_bf16_units, resolve_precision
+from vbm_ptm.engine.precision import chosen_device_type, cpu_has_bf16_units, has_fast_bf16, resolve_precision
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,9 @@ def test_cpu_has_bf16_units__asks_older_torch_in_its_own_way(monkeypatch: pytest
 def test_resolve_precision__auto_is_bf16_where_there_are_units(
     monkeypatch: pytest.MonkeyPatch, has_units: bool
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(
+        precision, "has_fast_bf16", has_fast_bf16
+    )  # of which tests/conftest.py makes a constant
     monkeypatch.setattr(precision, "cpu_has_bf16_units", lambda: has_units)
     assert resolve_precision("auto", "cpu") == ("bf16" if has_units else "no")
     assert resolve_precision("auto", "mps") == "no"
