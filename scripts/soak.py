@@ -103,11 +103,14 @@ class Soak:
 
 
 def slope(values: list[int] | list[float]) -> float:
-    """Return by how much a quantity grows with every task once the first fifth of them is over (at least 5)."""
+    """Return by how much a quantity grows with every task once the first fifth of them is over (at least 5).
+
+    It is the median of the slopes between all pairs of tasks (Theil-Sen): the allocator takes a few MiB at once now and
+    then, which a line of least squares takes for growth if it happens late.
+    """
     steady = values[max(5, len(values) // 5) :]
-    if len(steady) < 2:
-        return 0.0
-    return statistics.linear_regression(range(len(steady)), steady).slope
+    pairs = itertools.combinations(enumerate(steady), 2)
+    return statistics.median([(late - early) / (j - i) for (i, early), (j, late) in pairs] or [0.0])
 
 
 def write_images(root: Path, num_classes: int) -> None:

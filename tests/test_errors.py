@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from vbm_ptm.errors import (
     TrainingInterrupted,
     UsageError,
+    describe_failure,
     did_you_mean,
     first_line,
     nearest_name,
@@ -51,3 +54,38 @@ def test_did_you_mean__names_the_nearest_if_one_is_alike() -> None:
 def test_first_line__is_never_empty() -> None:
     assert first_line(ValueError("  one.\ntwo")) == "one"
     assert first_line(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EIO, "does not work as it should"),
+        (errno.ESTALE, "does not work as it should"),
+        (errno.ENOTCONN, "does not work as it should"),
+    ],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else "",
+)
+def test_describe_failure__of_a_file_says_what_to_do(code: int, advice: str) -> None:
+    said = describe_failure(OSError(code, os.strerror(code), "runs/a"))
+    assert said is not None
+    assert said.startswith(f"runs/a: {os.strerror(code)}. ")
+    assert advice in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:29582. GLHF",
+        "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+        "failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown?",
+    ],
+)
+def test_describe_failure__of_a_lost_rank_points_at_its_own_message(text: str) -> None:
+    said = describe_failure(RuntimeError(text))
+    assert said is not None
+    assert said.startswith("another rank has left this run")
+    assert "cc:" not in said
+    assert describe_failure(ValueError(text)) is None

@@ -161,6 +161,57 @@ def test_train__under_accelerate_on_two_ranks(launch: Callable[..., Any], tmp_pa
     assert [event["task"] for event in tasks if event["event"] == "begin_task"] == [0, 1, 2]
 
 
+FAILING = """
+import multiprocessing, os, signal
+import torch
+from vbm_ptm.data.image_split import ImageSplit
+from vbm_ptm.learners.linear_probe import LinearProbe
+
+image, has_begun = ImageSplit.image, False
+
+def full(storage):
+    raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+def kill_worker(split, index):
+    if has_begun and multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return image(split, index)
+
+if os.environ["RANK"] == "1":
+    torch.UntypedStorage._share_fd_cpu_ = full
+    ImageSplit.image = kill_worker
+
+class Failing(LinearProbe):
+    def begin_task(self, task):
+        super().begin_task(task)
+        global has_begun
+        has_begun = task.index == 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_train__ends_on_both_ranks_where_a_worker_of_one_is_killed(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Rank 1 cannot share memory, says so and goes on; in the second task one of its workers is killed."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    tree = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    tree["learner"] = {"name": "failing:Failing"}
+    tree["data"] = {"num_workers": 2, "multiprocessing_context": "fork"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    where = {"ACCELERATE_USE_CPU": "1", "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    process = launch("--multi_gpu", "--num_processes", "2", output=tmp_path / "run", **where)
+    _, said = process.communicate(timeout=300)  # a rank that waited for the other would wait for ten minutes
+    assert process.returncode == 1, said
+    assert said.count("rank 1: warning: workers cannot share memory") == 1
+    assert said.count("rank 1: error: a worker process that loads images has failed") == 1
+    assert said.count("\nerror: another rank has left this run") == 1
+    assert "[rank" not in said  # a traceback of one of ours; the launcher has one of its own
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], len(result["task_records"])) == ("failed", 1)
+
+
 @pytest.mark.slow
 def test_train__says_that_accelerate_has_started_one_process(
     launch: Callable[..., Any], tmp_path: Path

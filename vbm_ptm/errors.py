@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,20 @@ _ADVICE = {
         (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
     ),
     errno.ENAMETOOLONG: "Give a shorter name.",
+    errno.EFBIG: "Raise the largest size of a file (ulimit -f) or give another output folder.",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the number of open files (ulimit -n)."),
+    **dict.fromkeys(
+        (
+            errno.EIO,
+            errno.ESTALE,
+            errno.ENOTCONN,
+            errno.ETIMEDOUT,
+            errno.EBUSY,
+            errno.ENODEV,
+            errno.EHOSTDOWN,
+        ),
+        "The disk or network drive does not work as it should; a training that is resumed goes on.",
+    ),
 }
 
 # What the user can do about a computation that failed, by a part of torch's message.
@@ -28,6 +43,12 @@ _FAILURES = {
     "out of memory": _SMALLER,
     "can't allocate memory": _SMALLER,
 }
+
+# How torch says that another rank of the group has gone, or does not come in time.
+_LOST_RANK = re.compile(
+    "Connection closed by peer|Connection reset by peer|Broken pipe|Socket closed|remote process exited"
+    "|got 0 bytes|was likely closed|Timed out waiting"
+)
 
 
 # What a message leaves to the command line, which knows what to type: see vbm_ptm.cli.advice.
@@ -49,6 +70,10 @@ class UsageError(ValueError):
         super().__init__("\n".join(problems))
         self.problems = problems
         self.advice = advice
+
+
+class UnreachableError(UsageError):
+    """A file that is there, but that the system does not give: no fault of the file, which must not be left out."""
 
 
 class TrainingError(RuntimeError):
@@ -80,8 +105,15 @@ def describe_failure(error: Exception) -> str | None:
         advice = _ADVICE.get(error.errno or 0)
         place = error.filename2 or error.filename or "while writing"
         return advice and f"{place}: {error.strerror}. {advice}"
-    known = (advice for part, advice in _FAILURES.items() if part in str(error))
-    advice = next(known, None) if isinstance(error, RuntimeError) else None
+    if not isinstance(error, RuntimeError):
+        return None
+    advice = next((advice for part, advice in _FAILURES.items() if part in str(error)), None)
+    lost = None if advice else _LOST_RANK.search(str(error))
+    if lost:
+        return (
+            f"another rank has left this run, or does not answer ({lost[0]}). Its own message says why. What is saved "
+            "is whole, and the run can go on from it."
+        )
     return advice and f"{first_line(error)}. {advice}"
 
 

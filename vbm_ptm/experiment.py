@@ -139,18 +139,18 @@ def _train(
     announce(setup, trainer.recipe, accelerator)
     start_trackers(accelerator, dict(leaves(tree)))
     status: Status = "failed"
-    try:
-        with stop.listening():
+    with stop.listening():  # also while the result is written: a launcher ends a rank whose fellow has failed
+        try:
             trainer.fit()
-        status = "finished"
-    except TrainingInterrupted as interruption:
-        status = "interrupted"
-        saved = f"{trainer.progress.describe()}, saved in {directory.path}"
-        raise TrainingInterrupted(interruption.exit_code, f"{interruption}; {saved}") from None
-    finally:
-        log.close()
-        finish_trackers(accelerator)
-        result = run_result(setup, trainer, status=status, seconds=time.monotonic() - started)
-        if is_main:
-            write_json(directory.path / "result.json", result.to_json())
+            status = "finished"
+        except TrainingInterrupted as interruption:
+            status = "interrupted"
+            saved = f"{trainer.progress.describe()}, saved in {directory.path}"
+            raise TrainingInterrupted(interruption.exit_code, f"{interruption}; {saved}") from None
+        finally:
+            log.close()
+            finish_trackers(accelerator)
+            result = run_result(setup, trainer, status=status, seconds=time.monotonic() - started)
+            if is_main:
+                write_json(directory.path / "result.json", result.to_json())
     return result.to_json()

@@ -101,16 +101,44 @@ def test_check_finite__refuses_matrices_of_zeros_alone() -> None:
     nn.init.zeros_(model[1].weight)
     with pytest.raises(UsageError, match=r"'w\.pth' holds zeros alone"):
         check_finite(model, Path("w.pth"))
+    nn.init.constant_(model[1].weight, 0.5)
+    with pytest.raises(UsageError, match="holds one value alone in every matrix"):
+        check_finite(model, Path("w.pth"))
 
 
 def test_check_match__refuses_integers_for_real_numbers() -> None:
     own = {"weight": torch.zeros(2), "count": torch.tensor(3)}
     halves = {"weight": torch.zeros(2, dtype=torch.float16), "count": torch.tensor(3, dtype=torch.int32)}
     check_match(halves, own, path=Path("w.pth"), name="model")
-    with pytest.raises(UsageError, match=r"quantised weights are: weight \(torch\.int8\)"):
-        check_match(
-            halves | {"weight": torch.zeros(2, dtype=torch.int8)}, own, path=Path("w.pth"), name="model"
-        )
+    for dtype in (torch.int8, torch.complex64):
+        with pytest.raises(UsageError, match=rf"not of real numbers.*: weight \({dtype}\)"):
+            check_match(
+                halves | {"weight": torch.zeros(2, dtype=dtype)}, own, path=Path("w.pth"), name="model"
+            )
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2).to_sparse(), torch.ones(2, device="meta")], ids=str)
+def test_check_match__refuses_tensors_without_a_value_for_each_element(
+    tensor: Tensor, tmp_path: Path
+) -> None:
+    state, _ = read_state_dict(saved(tmp_path / "w.pth", {"weight": tensor}))
+    with pytest.raises(UsageError, match="not plain tensors"):
+        check_match(state, LAST, path=Path("w.pth"), name="model")
+
+
+def test_read_state_dict__goes_by_what_a_file_holds(tmp_path: Path) -> None:
+    """Downloads are renamed: a suffix is no content."""
+    safetensors.torch.save_file(AVERAGED, tmp_path / "w.pth")
+    saved(tmp_path / "w.safetensors", AVERAGED)
+    for name in ("w.pth", "w.safetensors"):
+        assert torch.equal(read_state_dict(tmp_path / name)[0]["weight"], AVERAGED["weight"])
+
+
+def test_read_state_dict__says_in_plain_words_that_a_file_holds_code(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one safe way") as caught:
+        read_state_dict(saved(tmp_path / "w.pth", {"model": nn.Linear(2, 2)}))
+    assert str(caught.value).isprintable()
+    assert "options" not in str(caught.value)
 
 
 def test_check_weights_file__names_an_empty_file(tmp_path: Path) -> None:

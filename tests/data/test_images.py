@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import builtins
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from images import encoded, noise
 from PIL import Image, ImageFile
 
 from vbm_ptm.data.images import check_images, decode_image
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UnreachableError, UsageError
 
 RED = (200, 40, 10)
 
@@ -201,3 +203,21 @@ def test_decode_image__does_not_wait_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(UsageError, match=r"pipe\.png': not a file"):
         decode_image(tmp_path / "pipe.png")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES], ids=os.strerror)
+def test_check_images__does_not_call_an_image_bad_that_the_system_does_not_give(
+    code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Left out by on_bad_image=skip, it would be missing in this run and there in the next."""
+    noise().save(tmp_path / "a.png")
+    real = open
+
+    def fail(file: Any, *arguments: Any, **options: Any) -> Any:
+        if str(file).endswith("a.png"):
+            raise OSError(code, os.strerror(code), str(file))
+        return real(file, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "open", fail)
+    with pytest.raises(UnreachableError, match=f"'a.png': {os.strerror(code)}"):
+        check_images(lambda _: str(tmp_path / "a.png"), lambda _: "a.png", 1)

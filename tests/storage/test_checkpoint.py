@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from vbm_ptm.backbones import WeightsRecord
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import TrainingError, UsageError
 from vbm_ptm.learners.base import Learner, TaskStatistics
 from vbm_ptm.randomness import seeded
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, restore
@@ -484,3 +484,17 @@ class TestInsideATask:
             with pytest.raises(OSError, match="No space left"):
                 self.save(store, learner, 6)
         assert files_under(tmp_path) == before  # what was half-written is gone, its space is free again
+
+
+@pytest.mark.parametrize("lost", ["", "statistics"])
+def test_save__refuses_to_go_on_where_earlier_tasks_are_gone(
+    lost: str, new_learner: NewLearner, tmp_path: Path
+) -> None:
+    """A run would end with exit code 0, and nobody could read it."""
+    store, learner = CheckpointStore(tmp_path / "checkpoints"), new_learner("nearest_mean")
+    live_through(learner, TASKS[0])
+    store.save(learner, STATE)
+    shutil.rmtree(tmp_path / "checkpoints" / lost)
+    live_through(learner, TASKS[1])
+    with pytest.raises(TrainingError, match="removed while it was working"):
+        store.save(learner, STATE)

@@ -26,6 +26,9 @@ _AVERAGES = ("state_dict_ema", "model_ema")
 _WRAPPINGS = (*_AVERAGES, "state_dict", "model")
 _PREFIXES = re.compile(r"(?:(?:module|model|backbone|_orig_mod|encoder|vit|network)\.)+")
 
+# Where torch's message begins to say how to run what a file holds.
+_ADVICE_OF_TORCH = re.compile(r"\n|\. In PyTorch 2\.6|\. This file can still be loaded")
+
 # Names in Google's checkpoints.
 GOOGLE_PATCHES = "embedding/kernel"
 GOOGLE_POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -58,17 +61,17 @@ def read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     Raises:
         UsageError: The file cannot be read without running code from it, or holds something else.
     """
-    if path.suffix == ".safetensors":
+    if _is_safetensors(path):
         try:
             return safetensors.torch.load_file(path), []
         except (safetensors.SafetensorError, OSError) as error:
             raise UsageError(f"weights file '{path}' is not a readable safetensors file: {error}.") from error
     try:
         # timm's training script stores its arguments beside the weights.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]), path.open("rb") as file:  # of any name
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load reports broken files with errors of every kind
-        reason = str(error).split("\n", maxsplit=1)[0].split(". In PyTorch 2.6", maxsplit=1)[0]
+        reason = _ADVICE_OF_TORCH.split(str(error), maxsplit=1)[0]
         raise UsageError(
             f"weights file '{path}' cannot be read as tensors only, the one safe way ({reason}). "
             "Save its state dict as .safetensors."
@@ -87,6 +90,14 @@ def read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
             f"Known wrappings: {', '.join(_WRAPPINGS)}."
         )
     return content, facts
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether a file is read as safetensors: it begins like one, or is called so and not like a pickle."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    is_pickled = start.startswith((b"PK", b"\x80"))
+    return start[8:] == b"{" or (path.suffix == ".safetensors" and not is_pickled)
 
 
 def _unwrapped(content: object) -> tuple[object, list[str]]:
@@ -152,7 +163,8 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
         name: The model.
 
     Raises:
-        UsageError: One is missing, unknown to the model, of another shape, or holds integers for real numbers.
+        UsageError: One is missing, unknown to the model, of another shape, sparse or without values, or
+            holds other numbers than real ones.
     """
     problems = []
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -167,13 +179,20 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
     ]
     if differing:
         problems.append(f"of another shape: {some_keys(differing)}")
-    integers = [
+    others = [
         f"{key} ({state[key].dtype})"
         for key, tensor in own.items()
         if key in state and tensor.is_floating_point() and not state[key].is_floating_point()
     ]
-    if integers:
-        problems.append(f"integers in place of real numbers, as quantised weights are: {some_keys(integers)}")
+    if others:
+        problems.append(f"not of real numbers (quantised weights are integers): {some_keys(others)}")
+    unfilled = [
+        f"{key} ({'without values' if state[key].is_meta else state[key].layout})"
+        for key in own
+        if key in state and (state[key].is_meta or state[key].layout != torch.strided)
+    ]
+    if unfilled:
+        problems.append(f"not plain tensors with a value for each element: {some_keys(unfilled)}")
     if problems:
         raise UsageError(
             f"weights file '{path}' does not match '{name}'; nothing was loaded.",
@@ -183,14 +202,19 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
 
 
 def check_finite(model: nn.Module, path: Path) -> None:
-    """Make sure that a model filled from a file holds numbers alone, and not zeros alone.
+    """Make sure that a model filled from a file holds numbers alone, and different ones.
 
     Raises:
-        UsageError: Weights are NaN or infinite, or all matrices are zero.
+        UsageError: Weights are NaN or infinite, or every matrix holds one value alone, such as zero.
     """
     matrices = [tensor for tensor in model.state_dict().values() if tensor.dim() > 1]
-    if matrices and not any(bool(tensor.any()) for tensor in matrices):
-        raise UsageError(f"weights file '{path}' holds zeros alone: it was written before it was filled.")
+    if matrices and all(bool((tensor == tensor.flatten()[0]).all()) for tensor in matrices):
+        what = (
+            "one value alone in every matrix"
+            if any(bool(tensor.any()) for tensor in matrices)
+            else "zeros alone"
+        )
+        raise UsageError(f"weights file '{path}' holds {what}: it was written before it was filled.")
     broken = [
         f"{name} ({int((~tensor.isfinite()).sum()):,} of {tensor.numel():,})"
         for name, tensor in model.state_dict().items()

@@ -134,9 +134,13 @@ def _configure_logging() -> None:
             from vbm_ptm.engine.tracking import console
 
             prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-            console.print(prefix + record.getMessage(), markup=False, soft_wrap=True)
+            console.print(rank_prefix() + prefix + record.getMessage(), markup=False, soft_wrap=True)
 
     logger = logging.getLogger("vbm_ptm")
     logger.handlers = [Console()]
-    logger.setLevel(logging.INFO if is_main_process() else logging.ERROR)
+    logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
+    if not is_main_process():  # what all ranks meet, rank 0 says
+        logger.handlers[0].addFilter(
+            lambda record: record.levelno >= logging.ERROR or hasattr(record, "is_of_rank")
+        )
     logger.propagate = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import UnreachableError, UsageError
 from vbm_ptm.stand_ins import STAND_IN_BYTES, describe_stand_in
 
 IMAGE_SUFFIXES = frozenset(
@@ -44,6 +45,7 @@ def decode_image(
 
     Raises:
         UsageError: The image is missing, empty, broken or too large, and which one it is.
+        UnreachableError: The system does not give it.
     """
     if isinstance(value, Image.Image):
         return _named(lambda: _upright_rgb(value), name or getattr(value, "filename", "") or "image")
@@ -72,6 +74,18 @@ def no_such_file(path: str | Path | None) -> str:
     return "there is no such file"
 
 
+def is_unreachable(error: OSError) -> bool:
+    """Return whether the system says that it cannot give a file that may be there; decoders' errors have no number."""
+    return error.errno not in (
+        None,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+    )
+
+
 def has_flat_shape(value: Mapping[str, Any] | None) -> bool:
     """Return whether an undecoded image is one pixel high or wide, by its head alone; False where it cannot be read."""
     with suppress(Exception):
@@ -88,11 +102,16 @@ def check_images(values: Callable[[int], Any], names: Callable[[int], str], coun
         values: Position -> what `decode_image` accepts.
         names: Position -> what an error calls the image.
         count: Number of images.
+
+    Raises:
+        UnreachableError: The system does not give one, which may be as good as the others.
     """
 
     def problem(index: int) -> str | None:
         try:
             decode_image(values(index), name=names(index))
+        except UnreachableError:
+            raise
         except UsageError as error:
             return str(error)
         return None
@@ -116,7 +135,11 @@ def _named(decode: Callable[[], Image.Image], name: str) -> Image.Image:
         raise UsageError(f"cannot read image '{name}': too large ({error}); make it smaller.") from error
     except _UnreadableError as error:
         raise UsageError(f"cannot read image '{name}': {error}.") from error
-    except Exception as error:  # plug-ins raise OSError, SyntaxError, ValueError, EOFError, struct.error ...
+    except OSError as error:
+        if is_unreachable(error):
+            raise UnreachableError(f"cannot read image '{name}': {error.strerror}.") from error
+        raise UsageError(f"cannot read image '{name}': broken ({error}).") from error
+    except Exception as error:  # plug-ins raise SyntaxError, ValueError, EOFError, struct.error ...
         reason = str(error) or type(error).__name__
         raise UsageError(f"cannot read image '{name}': broken ({reason}).") from error
 

@@ -34,6 +34,14 @@ def by_form(values: Mapping[str, T]) -> dict[str, T]:
     return found
 
 
+def alike(names: Iterable[str]) -> list[str]:
+    """Word the names that differ in capitals or white space alone: most often one name, written twice."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault("".join(form(name).casefold().split()), []).append(name)
+    return [" and ".join(map(repr, same)) for same in found.values() if len(same) > 1]
+
+
 def with_code_points(name: str) -> str:
     """Spell out what is not ASCII: ``caf<U+00E9>``."""
     return "".join(letter if letter.isascii() else f"<U+{ord(letter):04X}>" for letter in name)

@@ -266,7 +266,7 @@ def _explained(error: Exception) -> Exception:
     """Return what to raise for a failure of a worker, or on the way from it."""
     cause = str(error.__cause__)  # of "exited unexpectedly"
     text = cause if cause.startswith("DataLoader worker") else str(error)
-    ours = re.search(r"\nvbm_ptm\.errors\.UsageError: (.*)\Z", text, flags=re.DOTALL)
+    ours = re.search(r"\nvbm_ptm\.errors\.(?:UsageError|UnreachableError): (.*)\Z", text, flags=re.DOTALL)
     if ours:  # of an image: what the worker said, without its traceback
         return UsageError(*ours[1].strip().splitlines())
     if getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in text or "ancdata" in text:
@@ -290,4 +290,4 @@ def _explained(error: Exception) -> Exception:
 
 @cache
 def _warn_once(message: str) -> None:
-    logger.warning("%s", message)
+    logger.warning("%s", message, extra={"is_of_rank": True})

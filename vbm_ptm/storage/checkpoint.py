@@ -30,7 +30,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import TrainingError, UsageError, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
@@ -139,6 +139,7 @@ class CheckpointStore:
         self.keep = keep
         self.config = dict(config or {})
         self._statistics: dict[str, str] = {}
+        self._has_written = False
 
     def save(self, learner: Learner, state: RunState) -> Checkpoint:
         """Write the checkpoint of the task that the learner has just finished.
@@ -232,6 +233,7 @@ class CheckpointStore:
         optimizer: Mapping[str, Tensor] | None = None,
     ) -> Checkpoint:
         """Write a checkpoint whose learner has finished so many tasks; their statistics are written once."""
+        self._refuse_loss()
         tensors = _stored(learner.state_dict())
         if learner.backbone_is_frozen:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
@@ -260,7 +262,18 @@ class CheckpointStore:
         digests[f"{path.name}/{_STATE}"] = _digest(files[_STATE])
         files[_SUMS] = _sums(digests, path.name)
         write_directory(path, files)
+        self._has_written = True
         return Checkpoint(path, whole, digests)
+
+    def _refuse_loss(self) -> None:
+        """Raise where what the run wrote earlier is gone: somebody has removed its folder, or mounted another one."""
+        lost = [name for name in self._statistics if not (self.directory / name).is_file()]
+        if lost or (self._has_written and not self.directory.is_dir()):
+            raise TrainingError(
+                f"{self.directory} has lost what this run wrote there earlier"
+                + f" ({some_names(lost, limit=3)})" * bool(lost)
+                + ": its folder was removed while it was working. Start it anew in another folder."
+            )
 
     def _task_path(self, index: int) -> Path:
         return self.directory / f"task_{index:02d}"

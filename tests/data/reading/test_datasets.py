@@ -207,7 +207,8 @@ def test_load_image_dataset__says_that_integer_labels_are_renumbered(
 @pytest.mark.parametrize(
     ("labels", "feature", "problem"),
     [
-        ([0.5, 1.5], None, "holds double; allowed"),
+        ([0.5, 1.5], None, "name no class"),
+        ([True, False], None, "holds bool; allowed"),
         (["a", None], None, "1 of 2 rows without a value"),
         ([0, -1], ClassLabel(names=["a"]), "1 of 2 rows without a value"),
     ],

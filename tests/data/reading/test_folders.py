@@ -286,7 +286,7 @@ def test_find_images__names_every_path_without_images(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         find_images(wrong)
     empty, mistyped, nowhere = raised.value.problems
-    assert empty == f"no images below '{tmp_path / 'empty'}' (0 folders, 1 file of other kinds)."
+    assert empty == f"no images below '{tmp_path / 'empty'}' (0 folders, 1 file of other kinds: .txt)."
     assert mistyped.endswith(f"Did you mean '{tmp_path / 'photo.png'}'?")
     assert nowhere == f"there is no image file or folder '{tmp_path / 'nowhere' / '1.png'}'."
 
@@ -351,3 +351,23 @@ def test_read_image_folder__does_not_judge_a_test_folder_that_is_not_used(tmp_pa
         read_image_folder(tmp_path)
     found = read_image_folder(tmp_path, reads_test=False)
     assert (found.test, found.test_folder) == (None, "test")
+
+
+@pytest.mark.parametrize(
+    ("files", "meant"),
+    [
+        (["images/train/a/1.png", "images/train/b/1.png", "images/test/a/1.png"], "images"),
+        (["new/set/a/1.png", "new/set/b/1.png"], "new/set"),
+        (["new/a/1.png", "new/a/2.png"], "new"),
+    ],
+)
+def test_read_image_folder__points_at_the_folder_inside(files: list[str], meant: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"would be the only class") as caught:
+        read_image_folder(touch(tmp_path, *files, "labels/1.txt"))
+    assert f"dataset.path to '{tmp_path / meant}'," in str(caught.value)
+    assert len(read_image_folder(tmp_path, layout="flat").train.files) == len(files)
+
+
+def test_read_image_folder__names_what_is_there_in_place_of_images(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"3 files of other kinds: \.heic, \.txt"):
+        read_image_folder(touch(tmp_path, "train/a/1.HEIC", "train/a/2.heic", "train/a/1.txt"))

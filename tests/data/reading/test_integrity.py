@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from datasets import Dataset
 
 from vbm_ptm.data.image_rows import ImageRows, ImageTable
 from vbm_ptm.data.reading.integrity import image_sizes, shared_images
+from vbm_ptm.errors import UnreachableError
 
 
 def rows(*images: dict[str, Any]) -> ImageRows:
@@ -55,3 +58,14 @@ def test_shared_images__are_those_of_the_same_bytes(files: list[Path]) -> None:
 
 def test_shared_images__survives_a_file_that_goes_away(files: list[Path]) -> None:
     assert shared_images(rows(stored(None, files[0])), rows(stored(None, files[0].parent / "none"))) == []
+
+
+def test_image_sizes__are_not_minus_one_where_the_system_does_not_say(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(UnreachableError, match=os.strerror(errno.ESTALE)):
+        image_sizes(rows(stored(None, files[0])))

@@ -136,6 +136,7 @@ def test_tables__of_other_names_are_named_and_ignored(
         ("data/{}-00000-of-00002.parquet", "data/{}-00001-of-00002.parquet"),
         ("split={}/part-00000-5e0b-c000.snappy.parquet", "split={}/part-00001-5e0b-c000.snappy.parquet"),
         ("{}_1.parquet", "{}_2.parquet"),
+        ("{}.parquet/part-00000-5e0b-c000.snappy.parquet", "{}.parquet/part-00001-5e0b-c000.snappy.parquet"),
     ],
 )
 def test_tables__in_parts_are_read_in_every_usual_layout(names: tuple[str, str], tmp_path: Path) -> None:
@@ -493,6 +494,15 @@ def test_copy__that_is_damaged_is_made_anew(
     assert copy.read_bytes() == whole
 
 
+def test_copy__of_a_torn_file_is_not_what_is_blamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write_table(tmp_path / "train.parquet", ["a", "b"] * 3)
+    content = bytearray(file.read_bytes())
+    content[100:900] = bytes(800)
+    file.write_bytes(content)
+    assert f"cannot read the parquet file '{file}'" in refusal(file)
+    assert "HF_DATASETS_CACHE" not in caplog.text
+
+
 def test_copy__that_cannot_be_written_is_held_in_memory(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -500,6 +510,43 @@ def test_copy__that_cannot_be_written_is_held_in_memory(
     found = load(write_table(tmp_path / "train.parquet", ["a", "b"] * 3))
     assert "HF_DATASETS_CACHE" in caplog.text
     assert pickle.loads(pickle.dumps(found.train)).image(0).size == (16, 16)
+
+
+def test_labels__that_a_missing_one_made_real_are_whole_numbers(tmp_path: Path) -> None:
+    """As pandas writes integers beside a missing value."""
+    file = write_table(tmp_path / "train.parquet", [2.0, 10.0, float("nan"), 2.0, 10.0])
+    assert "1 of 5 rows without a value" in refusal(file)
+    found = load(file, on_unlabelled="skip", test_fraction=0.5)
+    assert (found.class_names, len(found.train) + len(found.test)) == (("2", "10"), 4)
+
+
+@pytest.mark.parametrize("label", [0.5, 2**63 + 5], ids=["a fraction", "beyond 64 bits"])
+def test_labels__that_are_no_numbers_of_classes_are_refused(label: Any, tmp_path: Path) -> None:
+    labels = pa.array([label, label], pa.uint64() if label > 1 else None)
+    said = refusal(write_table(tmp_path / "train.parquet", labels))
+    assert "column 'label'" in said
+    assert "name no class" in said
+
+
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_columns__that_are_there_twice_are_refused(column: str, tmp_path: Path) -> None:
+    table = pq.read_table(write_table(tmp_path / "once.parquet", ["a", "b"]))
+    pq.write_table(table.append_column(column, table[column]), tmp_path / "train.parquet")
+    assert f"more than one column '{column}'" in refusal(tmp_path / "train.parquet")
+
+
+def test_labels__that_look_like_one_name_are_pointed_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = load(
+        write_table(
+            tmp_path / "train.parquet",
+            ["cat", "cat ", "Cat", "dog"] * 2,
+        ),
+        test_fraction=0.5,
+    )
+    assert len(found.class_names) == 4
+    assert "capitals or white space alone: 'Cat' and 'cat' and 'cat '" in caplog.text
 
 
 # What tells rows apart

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.images import decode_image
-from vbm_ptm.data.names import form
+from vbm_ptm.data.names import alike, form
 from vbm_ptm.data.reading.division import DividedSource, divide
 from vbm_ptm.data.reading.expected import ExpectedCounts, compare
 from vbm_ptm.data.reading.folders import Layout, expected_tree
@@ -284,6 +284,14 @@ def _warnings(
         )
         if names
     ]
+    for what, several in (
+        ("classes", splits["train"].images_per_class),
+        ("domains", splits["train"].images_per_domain),
+    ):
+        if same := alike(several):
+            warnings.append(
+                f"{what} whose names differ in capitals or white space alone: {some_lines(same, limit=5)}"
+            )
     if missing_domains:
         warnings.append(
             f"{num_domains} of {num_domains + len(missing_domains)} domains are there; without: "

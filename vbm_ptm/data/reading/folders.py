@@ -105,8 +105,8 @@ def read_image_folder(
     tree = _walk(root)
     if not tree.images:
         raise UsageError(
-            f"no images below '{root}' ({_count(tree.folders, 'folder')}, {_count(tree.other_files, 'file')} "
-            f"of other kinds). {expected_tree(root, layout)}"
+            f"no images below '{root}' ({_count(tree.folders, 'folder')}, {_other_kinds(tree)}). "
+            f"{expected_tree(root, layout)}"
         )
     if layout == "auto":
         layout = _detect_layout(root, tree, train_split, test_split, reads_test=reads_test)
@@ -151,8 +151,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
             images += (path / image for image in sorted(tree.images))
             if not tree.images:
                 problems.append(
-                    f"no images below '{path}' ({_count(tree.folders, 'folder')}, "
-                    f"{_count(tree.other_files, 'file')} of other kinds)."
+                    f"no images below '{path}' ({_count(tree.folders, 'folder')}, {_other_kinds(tree)})."
                 )
         elif path.exists():
             images.append(path)
@@ -275,6 +274,7 @@ def _detect_layout(
                     f"'{train_split}/' does not. {advice} Or set dataset.train_split to the training folder's name."
                 )
         _refuse_domains(root, tree)
+        _refuse_one_too_high(root, tree)
         return "flat"
     test = _test_folder(root, tree, test_split, is_judged=False)
     strays = [
@@ -316,6 +316,19 @@ def _refuse_domains(root: Path, tree: _Tree) -> None:
             f"'{root}' reads two ways: each of {some_names(sorted(inside))} holds folders of images of the same names "
             f"({some_names(sorted(shared), limit=3)}), as domains would. Set dataset.layout=domains, or "
             f"dataset.layout=flat if they are classes."
+        )
+
+
+def _refuse_one_too_high(root: Path, tree: _Tree) -> None:
+    """Raise where all images lie in folders of a single folder, as where an archive was unpacked into a new one."""
+    below = os.path.commonpath([os.path.dirname(path) for path in tree.images])
+    if "/" in below and any(os.path.dirname(path) == below for path in tree.images):
+        below = os.path.dirname(below)  # that is a class
+    if below and not tree.direct:
+        top = below.partition("/")[0]
+        raise UsageError(
+            f"'{root}' reads two ways: all its images lie in folders of '{top}', which would be the only class. Set "
+            f"dataset.path to '{root / below}', or dataset.layout=flat if '{top}' is a class."
         )
 
 
@@ -416,3 +429,10 @@ def _arrange(
 
 def _count(things: list[str], noun: str) -> str:
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _other_kinds(tree: _Tree) -> str:
+    """Count the files that are no images, and name their commonest suffixes."""
+    suffixes = Counter(os.path.splitext(path)[1].lower() or "without a suffix" for path in tree.other_files)
+    named = ", ".join(suffix for suffix, _ in suffixes.most_common(3))
+    return f"{_count(tree.other_files, 'file')} of other kinds" + f": {named}" * bool(named)

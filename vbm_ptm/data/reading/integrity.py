@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vbm_ptm.data.image_rows import ImageRows
-from vbm_ptm.data.images import called, check_images, has_flat_shape, no_such_file
+from vbm_ptm.data.images import called, check_images, has_flat_shape, is_unreachable, no_such_file
 from vbm_ptm.data.reading.sources import Source, SourceSplit, select
-from vbm_ptm.errors import some_names
+from vbm_ptm.errors import UnreachableError, some_names
 
 Verification = Literal["auto", "full", "none"]
 
@@ -128,7 +128,11 @@ def empty_images(split: SourceSplit) -> dict[int, str]:
 
 
 def image_sizes(rows: ImageRows) -> NDArray[np.int64]:
-    """Return (N,) the encoded size of every image in bytes; -1 where its file is missing."""
+    """Return (N,) the encoded size of every image in bytes; -1 where its file is missing.
+
+    Raises:
+        UnreachableError: The system does not say.
+    """
     sizes = rows.sizes()
     in_files = np.flatnonzero(sizes < 0)
     if len(in_files):
@@ -188,7 +192,9 @@ def _file_sizes(paths: Sequence[str | None]) -> list[int]:
 def _file_size(path: str | None) -> int:
     try:
         return os.stat(path or "").st_size
-    except OSError:
+    except OSError as error:
+        if is_unreachable(error):
+            raise UnreachableError(f"cannot read image '{path}': {error.strerror}.") from error
         return -1
 
 

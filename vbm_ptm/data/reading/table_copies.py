@@ -72,7 +72,7 @@ def copied(
                 found = Dataset.from_file(str(copy))
             return found
     except OSError as error:
-        if isinstance(error, pa.ArrowException):
+        if isinstance(error, pa.ArrowException) or error.errno is None:  # of the file, not of its copy
             raise
         logger.warning(
             "'%s' is held in memory, for no copy of it can be written in '%s' (%s); HF_DATASETS_CACHE names another "

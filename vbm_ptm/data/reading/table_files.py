@@ -113,7 +113,7 @@ def _files_of(split: str, files: Iterable[Path]) -> list[Path]:
 
 def _files_inside(folder: Path, split: str) -> list[Path]:
     """Return the files in a split's own folder: one of any name, or numbered parts."""
-    for name in (split, f"split={split}"):
+    for name in (split, f"split={split}", f"{split}.parquet"):
         files = _parquet_files(folder / name)
         if len(files) <= 1 and files:
             return files

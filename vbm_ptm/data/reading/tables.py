@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import ClassLabel, Dataset, Features
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from vbm_ptm.data.reading.table_images import (
     image_structures,
     is_mapped,
 )
-from vbm_ptm.errors import UsageError, some_names
+from vbm_ptm.errors import UsageError, first_line, some_names
 from vbm_ptm.stand_ins import STAND_IN_BYTES, describe_stand_in
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,9 @@ def parquet_part(file: Path, settings: TableSettings) -> TablePart:
         stand_in = None
         with suppress(OSError), file.open("rb") as stream:
             stand_in = describe_stand_in(stream.read(STAND_IN_BYTES))
-        raise UsageError(f"cannot read the parquet file '{file}': {stand_in or error}.") from error
+        raise UsageError(
+            f"cannot read the parquet file '{file}': {stand_in or first_line(error)}."
+        ) from error
 
     def names(column: str) -> NameColumn:
         return read_names(columns.column(column), features.get(column), f"column '{column}' of '{file}'")
@@ -160,7 +163,12 @@ def dataset_part(
 
 
 def refuse_missing(settings: TableSettings, present: Sequence[str], location: str) -> None:
-    """Raise where a column is not there."""
+    """Raise where a column is not there, or there twice."""
+    twice = [name for name in dict.fromkeys(settings.columns) if present.count(name) > 1]
+    if twice:
+        raise UsageError(
+            f"{location} has more than one column {some_names(twice)}: rename or drop all but one."
+        )
     missing = [name for name in settings.columns if name not in present]
     if missing:
         raise UsageError(
@@ -215,8 +223,9 @@ def table_split(name: str, parts: Sequence[TablePart], settings: TableSettings) 
 def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColumn:
     """Read a column of class labels, integers or text.
 
-    Integers are named by their digits and ordered by value, text is ordered as text; class labels keep their own
-    order. A missing value, a negative number (-1, or -100 as losses ignore it) and blank text are not names.
+    Integers are named by their digits and ordered by value, also as the real numbers that a missing value makes of
+    them in pandas; text is ordered as text; class labels keep their own order. A missing value, a negative number (-1,
+    or -100 as losses ignore it) and blank text are not names.
 
     Raises:
         UsageError: It holds something else.
@@ -228,6 +237,8 @@ def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColu
         values = values.dictionary_decode()
     if pa.types.is_null(values.type):  # a file in which no row has a label
         values = values.cast(pa.int64())
+    if pa.types.is_floating(values.type) or pa.types.is_unsigned_integer(values.type):
+        values = _whole_numbers(values, where)
     if isinstance(feature, ClassLabel):
         ids = values.cast(pa.int64()).fill_null(_UNLABELLED).to_numpy(zero_copy_only=False)
         outside = int(((ids < _UNLABELLED) | (ids >= feature.num_classes)).sum())
@@ -253,6 +264,16 @@ def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColu
             "text", tuple(spellings.values()), np.array([places_of[text] for text in texts], dtype=np.int64)
         )
     raise UsageError(f"{where} holds {values.type}; allowed: class labels, integers, text.")
+
+
+def _whole_numbers(values: pa.Array, where: str) -> pa.Array:
+    """Return numbers as 64-bit integers; what is no number is missing."""
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), None, values)
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"{where} holds numbers that name no class ({first_line(error)}).") from error
 
 
 def _is_view(kind: pa.DataType) -> bool:
