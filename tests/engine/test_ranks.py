@@ -5,13 +5,15 @@ All cells of the comparison are walked by one pair of processes.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import vbm_ptm.engine.features
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.loader_config import LoaderConfig
+from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_transforms import Normalization
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.evaluator import Evaluation, Evaluator
@@ -363,6 +366,81 @@ def test_fit__ranks_draw_numbers_of_their_own(
     free_port: int,
 ) -> None:
     on_two_ranks(_draw, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
+
+
+def _draw_in_two_parts(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
+    """Draw from every generator in every forward; the second run is stopped in a task, and goes on."""
+
+    def run_to(name: str, *, stop_at: int | None = None, goes_on: bool = False) -> list[tuple[float, ...]]:
+        drawn: list[tuple[float, ...]] = []
+        own = copy.deepcopy(learner)
+
+        def draw(module: Learner, _: Any) -> None:
+            if module.training:
+                drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+                if len(drawn) == stop_at:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        own.register_forward_pre_hook(draw)
+        options = {"epochs": 2, "batch_size": 4, "gradient_accumulation_steps": 2, "every": "1 step"}
+        run = new_run(own, data, name=f"{name} {rank}", goes_on=goes_on, **options)
+        with run.stop.listening(), pytest.raises(TrainingInterrupted) if stop_at else nullcontext():
+            run.trainer.fit()
+        return drawn
+
+    whole = run_to("whole")
+    assert len(set(whole)) == len(whole)  # the parts of a step differ, too
+    first = run_to("parts", stop_at=9)
+    assert 9 <= len(first) < len(whole)
+    assert first + run_to("parts", goes_on=True) == whole
+    everything: list[Any] = [None, None]
+    torch.distributed.all_gather_object(everything, whole)
+    assert not set(everything[0]) & set(everything[1])
+
+
+def test_fit__ranks_draw_the_same_again_after_a_stop(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    free_port: int,
+) -> None:
+    on_two_ranks(_draw_in_two_parts, new_run, new_learner("linear_probe"), benchmark_of_three, port=free_port)
+
+
+def _spoil_the_end(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
+    """Write into statistics in ``end_task``, on one rank alone; both say the same, by rank 0's tensors."""
+
+    def fit(guilty: int, shift: float, of_task: int) -> dict[str, Tensor]:
+        own = copy.deepcopy(learner)
+        end_task = own.end_task
+
+        def end(task: Task, features: Any) -> None:
+            end_task(task, features)
+            if rank == guilty and task.index == 1:
+                next(own.statistics[str(of_task)].buffers()).add_(shift)
+
+        own.end_task = end  # type: ignore[method-assign]
+        run = new_run(own, data, name=f"{guilty} {shift} {of_task} {rank}")
+        run.trainer.fit()
+        return {name: tensor.clone() for name, tensor in own.state_dict().items()}
+
+    with pytest.raises(FloatingPointError, match="after the end of task 1"):
+        fit(0, float("nan"), of_task=1)
+    with pytest.raises(TrainingError, match="what earlier tasks left behind"):
+        fit(0, 0.1, of_task=0)
+    right = fit(0, 0.0, of_task=1)
+    for shift, of_task in ((float("nan"), 1), (0.1, 0)):
+        for name, tensor in fit(1, shift, of_task=of_task).items():
+            assert torch.equal(tensor, right[name]), name
+
+
+def test_fit__the_end_of_a_task_is_judged_alike_by_all_ranks(
+    benchmark_of_three: Benchmark,
+    new_learner: Callable[..., Learner],
+    new_run: Callable[..., Any],
+    free_port: int,
+) -> None:
+    on_two_ranks(_spoil_the_end, new_run, new_learner("nearest_mean"), benchmark_of_three, port=free_port)
 
 
 def _lose_a_logit(rank: int, new_run: Callable[..., Any], learner: Learner, data: Benchmark) -> None:
