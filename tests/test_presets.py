@@ -149,6 +149,18 @@ TCIL = own(
     reset_epoch=10, temperature=2.0, answer_weight=0.5, map_weight=0.5, map_epochs=50, distils_new_maps=False
 )
 
+# What the view-batch model's code has in place of mammoth's: features as they are, and its schedule on CIFAR-100.
+RAW_MEANS = own(all_columns=False, normalize=False, mirrored_means=False)
+ICARL_CIFAR100 = (
+    {"backbone.name": "resnet18_cifar"}
+    | own(all_columns=False)
+    | schedule(learning_rate=0.1, momentum=0, weight_decay=1e-5, epochs=170, batch_size=128)
+    | schedule(schedule="multistep", milestones=(100, 120), decay=0.1)
+    | inputs(crop="padded", normalization="cifar100", brightness=JITTER)
+)
+DOMAINNET_50 = own(capacity=17250) | schedule(epochs=50, batch_size=128, momentum=0, weight_decay=0)
+DRAWS_128 = own(draw_size=128)
+
 # (learner, data set) -> source, what "official" has to be, and what is different in "paper".
 REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
     (learner, dataset): (
@@ -161,7 +173,7 @@ REHEARSAL: dict[tuple[str, str], tuple[str, Numbers, Numbers]] = {
         (
             "icarl",
             own(capacity=200, classifier="nearest_mean", all_columns=True) | schedule(weight_decay=2e-5),
-            FOUR_VIEWS | own(all_columns=False) | schedule(weight_decay=1e-5),
+            FOUR_VIEWS | RAW_MEANS | schedule(weight_decay=1e-5),
             (schedule(learning_rate=0.1), schedule(learning_rate=0.03)),
         ),
         (
@@ -368,6 +380,33 @@ PAPER: dict[tuple[str, str], tuple[str, Numbers]] = {
         if key[0] in ("l2p", "dualprompt", "s_prompt_pp", "coda_prompt", "s_iprompt")
     },
     **{key: (source, numbers | paper) for key, (source, numbers, paper) in REHEARSAL.items()},
+    ("der_pp", "tiny_imagenet"): (
+        "the view-batch model's utils/best_args.py: 0.04 where mammoth has 0.03",
+        S_TINY
+        | {"view_batch.num_views": 3}
+        | own(capacity=200, draw_size=36, alpha=0.1, beta=1.0)
+        | schedule(learning_rate=0.04, batch_size=36, weight_decay=0),
+    ),
+    ("icarl", "cifar100"): (
+        "the view-batch model's utils/best_args.py; images a step of its appendix",
+        ICARL_CIFAR100 | FOUR_VIEWS | RAW_MEANS | own(capacity=2000),
+    ),
+    ("lwf_mc", "cifar100"): ("cited as a baseline; iCaRL's schedule", ICARL_CIFAR100 | ONE_VIEW),
+    **{
+        (name, "domainnet"): (
+            "the view-batch model's utils/best_args.py, seq-domainnet",
+            DOMAINNET_50 | numbers,
+        )
+        for name, numbers in {
+            "er": FOUR_VIEWS | DRAWS_128 | schedule(learning_rate=0.1),
+            "der_pp": FOUR_VIEWS | DRAWS_128 | own(alpha=0.1, beta=0.5) | schedule(learning_rate=0.03),
+            "dark_er": ONE_VIEW | own(alpha=0.1, draw_size=32) | schedule(learning_rate=0.03, batch_size=32),
+            "icarl": FOUR_VIEWS | RAW_MEANS | schedule(learning_rate=0.03, weight_decay=1e-5, batch_size=32),
+            "agem": ONE_VIEW | DRAWS_128 | schedule(learning_rate=0.01),
+            "agem_r": ONE_VIEW | DRAWS_128 | schedule(learning_rate=0.01),
+            "fdr": ONE_VIEW | DRAWS_128 | schedule(learning_rate=0.03),
+        }.items()
+    },
     ("expandable", "cifar100"): ("views are not stated", EXPANDABLE | FOUR_VIEWS),
     ("tcil", "cifar100"): ("views are not stated", S_CIFAR100 | TCIL | FOUR_VIEWS),
     **{(name, "cifar100"): ("cited as a baseline", S_CIFAR100 | ONE_VIEW) for name in ("bic", "ucir", "wa")},
