@@ -401,6 +401,33 @@ def test_plan_study__settings_of_one_line_are_not_those_of_the_next(tmp_path: Pa
     assert both.config.dataset.transforms.interpolation == "bilinear"
 
 
+def test_plan_study__settings_on_a_data_set_win_over_those_of_the_line(tmp_path: Path) -> None:
+    study = {
+        "datasets": ["digits", "cifar100"],
+        "runs": [
+            {
+                "learner": "finetune",
+                "settings": {"optimization": {"epochs": 5, "batch_size": 16}},
+                "settings_on": {"cifar100": {"optimization": {"epochs": 7}}},
+                "grid": {"view_batch.num_views": [1, 4]},
+            }
+        ],
+    }
+    planned = plan_study(StudyConfig.model_validate(study), output=tmp_path)
+    found = {
+        run.label: (run.config.optimization.epochs, run.config.optimization.batch_size) for run in planned
+    }
+    assert found == {
+        f"{name}-finetune-num_views={views}": (epochs, 16)
+        for name, epochs in (("digits", 5), ("cifar100", 7))
+        for views in (1, 4)
+    }
+    assert {run.line for run in planned} == {"finetune-num_views=1", "finetune-num_views=4"}
+    study["runs"][0]["settings_on"] = {"cifar10": {}}
+    with pytest.raises(ValueError, match="finetune has settings_on cifar10, but is run on digits, cifar100"):
+        StudyConfig.model_validate(study)
+
+
 def test_plan_study__runs_every_line_on_every_data_set_pairs_side_by_side(tmp_path: Path) -> None:
     runs = [
         {"learner": "finetune", "name": "tune", "grid": {"view_batch.num_views": [1, 2]}},

@@ -22,7 +22,7 @@ from vbm_ptm.config.tree import changes, nested
 from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure, some_names, unknown_name
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
-from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect, measures_of
+from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect, costs_of, measures_of
 from vbm_ptm.runs.directory import FREE_ON_RESUME, LISTS, PLACES, RunDirectory
 from vbm_ptm.runs.places import Places, moved_content
 from vbm_ptm.runs.resuming import is_damaged
@@ -44,7 +44,7 @@ class PlannedRun:
         label: Line of the table: name of the study's line, data set and grid values.
         config: What is run.
         output: The run directory.
-        line: Name of the study's line alone.
+        line: Name of the study's line with its grid values alone.
     """
 
     label: str
@@ -117,10 +117,16 @@ def plan_study(
 class _Line(NamedTuple):
     """An entry of a study on one data set, with one choice of the grid."""
 
-    label: str
+    prefix: str
+    name: str
     entry: StudyRun
     dataset: str
     cell: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The name, after that of the data set where there are several."""
+        return self.prefix + self.name
 
 
 def _groups(study: StudyConfig) -> Iterator[list[_Line]]:
@@ -134,7 +140,7 @@ def _groups(study: StudyConfig) -> Iterator[list[_Line]]:
                 "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in cell.items()) for cell in cells
             )
             yield [
-                _Line(f"{prefix}{entry.line}{suffix}", entry, dataset, cell)
+                _Line(prefix, f"{entry.line}{suffix}", entry, dataset, cell)
                 for suffix, cell in zip(suffixes, cells, strict=True)
             ]
 
@@ -146,13 +152,14 @@ def _plan_line(
     composed = ComposedConfig()
     chosen = [nested(key, value) for key, value in line.cell.items()]
     own = {"dataset": places.datasets.get(line.dataset, {})}
-    for tree in (study.settings, line.entry.settings, *chosen, own):
+    here = line.entry.settings_on.get(line.dataset, {})
+    for tree in (study.settings, line.entry.settings, here, *chosen, own):
         composed.merge(tree, "the study")
 
     def plan() -> list[PlannedRun]:
         return plan_runs(
             line.label,
-            line=line.entry.line,
+            line=line.name,
             output=output,
             seeds=study.seeds,
             class_order_seeds=study.class_order_seeds,
@@ -458,5 +465,6 @@ def measured_run(planned: PlannedRun, result: RunResult) -> MeasuredRun:
         num_steps=result.num_steps,
         num_images=result.num_images,
         seconds=result.task_seconds,
-        measures=measures_of(result.task_records),
+        measures=measures_of(result.task_records)
+        | costs_of(result.timings.tasks, num_steps=result.num_steps),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from images import write_split
 
 from vbm_ptm.cli import main
 
@@ -148,7 +149,10 @@ def test_study__runs_part_by_part_to_the_table(
 
     code, said, _ = say(*command, "--shard", "1/2")
     assert code == 0
-    assert f"- S-CIFAR-100, VBM-SLCA, V = 4, order 1996: `{output}/cifar100-slca-num_views=4/" in said
+    assert (
+        f"- S-CIFAR-100, VBM-SLCA, V = 4, seed and class order 1996, 1996: `{output}/cifar100-slca-num_views=4/"
+        in said
+    )
     (first,) = output.rglob("result.json")
     written = first.stat().st_mtime_ns
     code, said, _ = say(*command)
@@ -172,16 +176,92 @@ def test_study__runs_part_by_part_to_the_table(
         "pooled": {"mean": accuracy, "std": None},
         "task_mean": {"mean": accuracy, "std": None},
     }
-    assert (views["missing"], views["orders"]) == ([], [1996])
+    assert (views["missing"], views["seeds"]) == ([], [[1996, 1996]])
     assert "Not a setting of the study: optimization.epochs: 20 against 4." in plain["deviations"]
     assert not any("num_views" in deviation for deviation in views["deviations"])
     assert (
         "300 training and 100 test images, not 50,000 and 10,000 (the official split)." in plain["deviations"]
     )
     (paired,) = compared["benchmarks"]["cifar100"]["paired"]
-    assert paired["orders"] == [1996]
+    assert paired["seeds"] == [[1996, 1996]]
     assert paired["effects"]["top-1 last"]["mean"] == pytest.approx(accuracy - baseline)
     assert paired["paper"]["top-1 last"] == pytest.approx(0.21)
+
+
+def test_dry_run__domains_are_those_that_were_published(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without DomainNet's images: six tasks, 50 epochs of ceil(N / 128) steps of each."""
+    command = [
+        "study",
+        "studies/paper_domain_comp",
+        "--published",
+        "published/domain_comp",
+        "--only",
+        "agem/*1996",
+    ]
+    assert main([*command, "--dry-run", "--images-per-second", "1000"]) == 0
+    (cells,) = listed(capsys.readouterr().out).values()
+    sizes = (33525, 36023, 50416, 120750, 120906, 48212)
+    num_steps = 50 * sum(-(-size // 128) for size in sizes)
+    assert cells[:3] == ["6", f"{num_steps:,}", f"{50 * sum(sizes):,}"]
+    # Tests after each domain on all so far, and 128 replayed images beside each step.
+    tested = sum((6 - index) * size for index, size in enumerate((14604, 15582, 21850, 51750, 52041, 20916)))
+    looked_at = sum(sizes) + tested
+    assert cells[3] == f"{(50 * sum(sizes) + 128 * num_steps + looked_at / 3) / 1000 / 3600:.2f}"
+
+
+def test_study__refuses_data_that_are_not_at_hand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = [
+        "study",
+        "studies/paper_domain_comp",
+        "--output",
+        str(tmp_path / "out"),
+        "--only",
+        "agem/*1996",
+    ]
+    assert main(command) == 2
+    assert "the images of data set 'domainnet' are needed: dataset.path is not set" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_study__rehearsal_and_its_cost_in_miniature(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Task-incremental accuracy and what a step takes stand beside the paper's; pairs go by seeds."""
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    write_split(tmp_path / "images", names)
+    common = ["--data", f"cifar10={tmp_path / 'images'}", "--set", "backbone.channels=2", "--device", "cpu"]
+    changes = {
+        "scenario.num_tasks": 2,
+        "optimization.epochs": 4,
+        "optimization.batch_size": 32,
+        "data.num_workers": 0,
+    }
+    common += [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    parts = {
+        "task_comp": (["--only", "cifar10-er_200*/*1996", "--set", "learner.draw_size=8"], "TIL last", 91.66),
+        "computing_cost": (["--only", "icarl_[br]*/*1996"], "ms a step", 29.5),
+    }
+    for name, (only, heading, published) in parts.items():
+        output = tmp_path / name
+        command = [
+            "study",
+            f"studies/paper_{name}",
+            "--published",
+            f"published/{name}",
+            "--output",
+            str(output),
+        ]
+        assert main([*command, *only, *common, "--details"]) == 0
+        said = capsys.readouterr().out
+        compared = json.loads((output / "published.json").read_text())["benchmarks"]["cifar10"]
+        plain, changed = compared["lines"]
+        assert plain["numbers"][heading]["paper"]["mean"] == published
+        assert all(line["numbers"][heading]["pooled"]["mean"] > 0 for line in (plain, changed))
+        assert (plain["seeds"], changed["seeds"]) == ([[1996, 1996]], [[1996, 1996]])
+        (paired,) = compared["paired"]
+        assert len(paired["effects"][heading]["differences"]) == 1
+        assert f"| {heading} p | ours |" in said
+        assert "60 training and 40 test images, not 50,000 and 10,000 (the official split)." in said
 
 
 @pytest.mark.slow
@@ -214,7 +294,7 @@ def test_study__the_whole_table_in_miniature(
         for benchmark in compared["benchmarks"].values():
             assert len(benchmark["lines"]) == num_lines
             for line in benchmark["lines"]:
-                assert line["orders"] == [1993]
+                assert line["seeds"] == [[1993, 1993]]
                 for numbers in line["numbers"].values():
                     assert 0 <= numbers[line["weighting"]]["mean"] <= 100
             for paired in benchmark["paired"]:

@@ -16,10 +16,11 @@ from vbm_ptm.report.collect import (
     Missing,
     Spread,
     collect,
+    costs_of,
     last_of_both,
     measures_of,
 )
-from vbm_ptm.storage.task_record import TaskFacts
+from vbm_ptm.storage.task_record import TaskFacts, TaskTimings
 
 
 def cell(percent: float) -> AccuracyCell:
@@ -155,6 +156,18 @@ def test_collect__a_share_of_strong_images_is_compared_with_the_baseline_and_is_
             row.label: row.average_incremental_accuracy.mean for row in collect(runs).view_batch_effects
         }
         assert effects == {"share": pytest.approx(-4), "views": pytest.approx(2)}
+
+
+def test_costs_of__are_those_of_a_step_and_of_the_dearest_task() -> None:
+    def task(seconds: float, memory: int | None) -> TaskTimings:
+        return TaskTimings(
+            training_seconds=9, step_seconds=seconds, end_task_seconds=0, evaluation_seconds=0,
+            peak_memory_bytes=memory,
+        )  # fmt: skip
+
+    tasks = [task(3, 200_000_000), task(1, 235_000_000), task(0, None)]
+    assert costs_of(tasks, num_steps=200) == {"step_milliseconds": 20.0, "peak_memory_gigabytes": 0.235}
+    assert set(costs_of([task(0, None)], num_steps=0).values()) == {None}  # nothing is trained
 
 
 def test_measures_of__are_means_over_tasks() -> None:

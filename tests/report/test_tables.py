@@ -12,6 +12,7 @@ from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 from vbm_ptm.report.collect import Collected, Effect, EffectRow, Missing, Row
 from vbm_ptm.report.tables import (
+    costs_table,
     effect_lines,
     measures_table,
     missing_lines,
@@ -82,7 +83,12 @@ def test_study_table__says_where_there_is_no_number() -> None:
         num_images=one(1000),
         seeds=(),
         directories=(),
-        measures={"recall_interval": one(4.0), "feature_drift": one(0.00123, 0.0001)},
+        measures={
+            "recall_interval": one(4.0),
+            "feature_drift": one(0.00123, 0.0001),
+            "step_milliseconds": one(28.31, 0.2),
+            "peak_memory_gigabytes": one(0.2351),
+        },
     )
     assert shown(study_table(Collected((row,), ()))) == [
         ["slca-v4", "81.25 ± 1.50", "75.00", "n/a", "95.00 ± 0.50", "2.25", "85.00", "12.3", "1000", "3"]
@@ -91,6 +97,7 @@ def test_study_table__says_where_there_is_no_number() -> None:
     assert detailed == ["slca-v4", "96.50", "80.25", "74.00", "95.00", "94.50", "3"]
     measures = shown(measures_table(Collected((row,), ())))
     assert measures[-1] == ["slca-v4", "4.00", "n/a", "n/a", "n/a", "n/a", "0.00123 ± 0.00010"]
+    assert shown(costs_table(Collected((row,), ()))) == [["slca-v4", "28.3 ± 0.2", "0.235"]]
 
 
 def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() -> None:

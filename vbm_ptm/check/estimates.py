@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,11 +30,19 @@ class SplitLabels:
 
 @dataclass(frozen=True)
 class DataOutline:
-    """What the length of a run depends on."""
+    """What the length of a run depends on.
+
+    Attributes:
+        class_names: By label id.
+        train: Training images.
+        test: Test images.
+        has_names: Whether the names are those of the data set; else no class stands out, and their order is any.
+    """
 
     class_names: tuple[str, ...]
     train: SplitLabels
     test: SplitLabels
+    has_names: bool = True
 
 
 class Estimate(NamedTuple):
@@ -45,16 +53,18 @@ class Estimate(NamedTuple):
         num_steps: Optimizer steps.
         num_images: Images in them.
         num_viewed: Images that are only looked at: tests after each task, and features of each training image.
+        num_replayed: Past images in the draws beside the steps, at most.
     """
 
     num_tasks: int
     num_steps: int
     num_images: int
     num_viewed: int
+    num_replayed: int = 0
 
     def hours(self, images_per_second: float) -> float:
         """Return the time at a rate of training images; an image that is only looked at counts as a third."""
-        images = self.num_images + self.num_viewed / FORWARD_PASSES_PER_TRAINING_IMAGE
+        images = self.num_images + self.num_replayed + self.num_viewed / FORWARD_PASSES_PER_TRAINING_IMAGE
         return images / images_per_second / 3600
 
 
@@ -69,10 +79,29 @@ def read_outline(spec: DatasetSpec) -> DataOutline:
     return DataOutline(data.class_names, train, test)
 
 
-def even_outline(*, num_classes: int, num_train: int, num_test: int) -> DataOutline:
-    """Return the outline of a data set of which only totals are known: as many images of each class."""
-    train, test = (SplitLabels(np.arange(number) % num_classes) for number in (num_train, num_test))
-    return DataOutline(tuple(f"class {index}" for index in range(num_classes)), train, test)
+def even_outline(
+    *, num_classes: int, num_train: int, num_test: int, domains: Mapping[str, tuple[int, int]] | None = None
+) -> DataOutline:
+    """Return the outline of a data set of which only totals are known: as many images of each class.
+
+    Args:
+        num_classes: Classes, in every domain.
+        num_train: Training images.
+        num_test: Test images.
+        domains: Training and test images of each domain, if it has domains.
+    """
+
+    def split(total: int, parts: Sequence[int]) -> SplitLabels:
+        if not domains:
+            return SplitLabels(np.arange(total) % num_classes)
+        labels = np.concatenate([np.arange(part) % num_classes for part in parts])
+        return SplitLabels(labels, np.repeat(list(domains), parts))
+
+    train, test = (
+        split(total, [each[index] for each in (domains or {}).values()])
+        for index, total in enumerate((num_train, num_test))
+    )
+    return DataOutline(tuple(f"class {index}" for index in range(num_classes)), train, test, has_names=False)
 
 
 def estimate_all(
@@ -102,24 +131,31 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
         outline: Its data.
     """
     train, test = outline.train, outline.test
+    order = {} if outline.has_names else {"class_order": "natural"}
     scenario = build_scenario(
-        config.scenario, class_names=outline.class_names, labels=train.labels, domains=train.domains
+        config.scenario.model_copy(update=order),
+        class_names=outline.class_names,
+        labels=train.labels,
+        domains=train.domains,
     )
     recipe = build_recipe(config)
     tested = {
         task.index: len(scenario.rows_of(task, test.labels, test.domains))
         for task in scenario.evaluation_tasks
     }
-    num_steps = num_images = num_viewed = 0
+    num_steps = num_images = num_viewed = num_replayed = 0
+    rehearsal = config.learner.rehearsal
+    num_drawn = rehearsal.draws * rehearsal.draw_size if rehearsal else 0
     cells: list[tuple[int, int]] = []
     for task in scenario.tasks:
         rows = scenario.rows_of(task, train.labels, train.domains)
         own = train.labels[rows]
         num_viewed += len(rows) + sum(tested[seen.index] for seen in scenario.seen_after(task.index))
         if config.learner.trains(task.index):
-            trained = trained_classes(config.learner.rehearsal, own, cells)
+            trained = trained_classes(rehearsal, own, cells)
             workload = recipe.workload(recipe.sampler(*trained, task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images
+            num_replayed += workload.num_steps * num_drawn
         cells += cells_of(own)
-    return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed)
+    return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed, num_replayed)

@@ -100,13 +100,20 @@ def show_study(
         details: Show the other numbers too.
     """
     if is_main_process():
-        from vbm_ptm.report.tables import effect_lines, measures_table, missing_lines, study_table
+        from vbm_ptm.report.tables import (
+            costs_table,
+            effect_lines,
+            measures_table,
+            missing_lines,
+            study_table,
+        )
 
         console = stdout()
         console.print(study_table(collected))
         if details:
             console.print(study_table(collected, details=True))
             console.print(measures_table(collected))
+            console.print(costs_table(collected))
         for line in effect_lines(collected):
             console.print(line, soft_wrap=True)
         console.print("run directories:")

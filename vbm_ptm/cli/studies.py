@@ -154,7 +154,8 @@ def _estimates(
     def outline_of(spec: DatasetSpec) -> DataOutline:
         if spec.name not in known or (_is_at_hand(spec) and not prefers_published):
             return read_outline(spec)
-        return even_outline(**known[spec.name].model_dump(include={"num_classes", "num_train", "num_test"}))
+        counts = {"num_classes", "num_train", "num_test", "domains"}
+        return even_outline(**known[spec.name].model_dump(include=counts))
 
     return estimate_all((run.config for run in planned), outline_of=outline_of)
 
@@ -227,7 +228,7 @@ def _show_assumed(planned: Sequence[PlannedRun], table: PublishedTable | None) -
         if table is not None and name in table.benchmarks and not _is_at_hand(spec):
             known = table.benchmarks[name]
             stdout().print(
-                f"{name}: the images are not at hand (--data {name}=PATH); assumed: {known.origin}, "
+                f"{name}: the images are not at hand (--data NAME=PATH); assumed: {known.origin}, "
                 f"{known.num_train:,} for training, {known.num_test:,} for testing.",
                 soft_wrap=True,
             )
@@ -246,8 +247,7 @@ def _show_published(
         TableRun(
             row=run.line,
             benchmark=run.config.dataset.name,
-            num_views=run.config.view_batch.num_views,
-            order=run.config.scenario.class_order_seed,
+            seeds=run.seeds,
             directory=str(run.output),
             changed=changed_settings(run, plain),
             result=results.get(run.output),

@@ -24,6 +24,7 @@ class StudyRun(Settings):
         name: Label in tables and directories; made from learner and grid values without it.
         preset: Preset in place of the study's.
         settings: A partial run configuration.
+        settings_on: Data set -> settings of the line's runs on it alone.
         grid: Dotted setting -> values, as in the study, for this line alone.
     """
 
@@ -32,6 +33,7 @@ class StudyRun(Settings):
     name: str | None = Field(default=None, pattern="[^.]")  # "." and ".." are other folders
     preset: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
+    settings_on: dict[str, dict[str, Any]] = Field(default_factory=dict)
     grid: Grid = Field(default_factory=dict)
 
     @property
@@ -72,6 +74,13 @@ class StudyConfig(Settings):
             raise ValueError(
                 f"no data set is given for {', '.join(unnamed)}: set 'dataset' of the study, or of each run."
             )
+        for entry in self.runs:
+            elsewhere = [name for name in entry.settings_on if name not in self.datasets_of(entry)]
+            if elsewhere:
+                raise ValueError(
+                    f"{entry.line} has settings_on {', '.join(elsewhere)}, but is run on "
+                    f"{', '.join(self.datasets_of(entry))}: name one of these."
+                )
         return self
 
     def datasets_of(self, entry: StudyRun) -> tuple[str, ...]:

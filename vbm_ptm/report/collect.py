@@ -13,7 +13,7 @@ import numpy as np
 
 from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyMatrix
-from vbm_ptm.storage.task_record import TaskFacts
+from vbm_ptm.storage.task_record import TaskFacts, TaskTimings
 
 CONFIDENCE = 0.95
 
@@ -65,6 +65,17 @@ def measures_of(records: Iterable[TaskFacts]) -> dict[str, float | None]:
         "degree_of_forgetting_test": Spread.of(task.degree_of_forgetting.get("test") for task in tasks).mean,
         "sample_forgetting": Spread.of(task.sample_forgetting for task in tasks).mean,
         "feature_drift": Spread.of(task.feature_drift for task in tasks).mean,
+    }
+
+
+def costs_of(tasks: Iterable[TaskTimings], *, num_steps: int) -> dict[str, float | None]:
+    """Return what a step of a run took, waiting for images included, and the most memory; None if not recorded."""
+    tasks = list(tasks)
+    seconds = sum(task.step_seconds for task in tasks)
+    memory = [task.peak_memory_bytes for task in tasks if task.peak_memory_bytes is not None]
+    return {
+        "step_milliseconds": 1000 * seconds / num_steps if seconds and num_steps else None,
+        "peak_memory_gigabytes": max(memory) / 1e9 if memory else None,
     }
 
 
@@ -120,7 +131,7 @@ class MeasuredRun:
         num_steps: Optimizer steps.
         num_images: Views in training.
         seconds: What its tasks took.
-        measures: What ``measures_of`` its tasks returned.
+        measures: What ``measures_of`` and ``costs_of`` its tasks returned.
     """
 
     label: str

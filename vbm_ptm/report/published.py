@@ -2,92 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from vbm_ptm.analysis.spread import Spread
-from vbm_ptm.metrics import AccuracyMatrix, TopK, Weighting
-from vbm_ptm.report.collect import Effect
+from vbm_ptm.metrics import Scope, TopK, Weighting
+from vbm_ptm.report.collect import Effect, costs_of, measures_of
 from vbm_ptm.report.tables import effect, spread
 from vbm_ptm.settings import Settings
 from vbm_ptm.storage.run_result import RunResult
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of the table.
+class Measure:
+    """A column of a table.
 
     Attributes:
-        top: A hit is the best or one of the five best classes.
-        number: Average over the tasks' ends, or last.
+        heading: What stands over it.
+        of: Returns the number of a run, where it was measured.
     """
 
-    top: TopK
-    number: Literal["average", "last"]
-
-    def accuracy(self, matrix: AccuracyMatrix, weighting: Weighting) -> float | None:
-        """Return the accuracy of a run."""
-        of = matrix.average_incremental if self.number == "average" else matrix.last
-        return of(top=self.top, weighting=weighting)
+    heading: str
+    of: Callable[[RunResult, Weighting], float | None]
 
 
-COLUMNS = {
-    "top-1 average": Column(1, "average"),
-    "top-1 last": Column(1, "last"),
-    "top-5 average": Column(5, "average"),
-    "top-5 last": Column(5, "last"),
+def _average(*, top: TopK) -> Callable[[RunResult, Weighting], float | None]:
+    return lambda result, weighting: result.matrix.average_incremental(top=top, weighting=weighting)
+
+
+def _last(*, top: TopK = 1, scope: Scope) -> Callable[[RunResult, Weighting], float | None]:
+    return lambda result, weighting: result.matrix.last(top=top, scope=scope, weighting=weighting)
+
+
+def _degree_of_forgetting(result: RunResult, _: Weighting) -> float | None:
+    return measures_of(result.task_records)["degree_of_forgetting_test"]
+
+
+def _cost(name: str) -> Callable[[RunResult, Weighting], float | None]:
+    return lambda result, _: costs_of(result.timings.tasks, num_steps=result.num_steps)[name]
+
+
+MeasureName = Literal[
+    "average", "last", "average_top5", "last_top5", "til_last", "degree_of_forgetting", "latency", "memory"
+]
+
+MEASURES: dict[MeasureName, Measure] = {
+    "average": Measure("top-1 average", _average(top=1)),
+    "last": Measure("top-1 last", _last(scope="class_incremental")),
+    "average_top5": Measure("top-5 average", _average(top=5)),
+    "last_top5": Measure("top-5 last", _last(top=5, scope="class_incremental")),
+    "til_last": Measure("TIL last", _last(scope="task_incremental")),
+    "degree_of_forgetting": Measure("degree of forgetting", _degree_of_forgetting),
+    "latency": Measure("ms a step", _cost("step_milliseconds")),
+    "memory": Measure("peak memory, GB", _cost("peak_memory_gigabytes")),
 }
 
-
-class PublishedAccuracy(Settings):
-    """Mean and standard deviation of the published accuracies, in percent."""
-
-    average: tuple[float, float] | None = None
-    last: tuple[float, float] | None = None
+Number = float | tuple[float, float]
 
 
-class PublishedNumbers(Settings):
-    """A published row on one benchmark."""
-
-    top1: PublishedAccuracy = PublishedAccuracy()
-    top5: PublishedAccuracy = PublishedAccuracy()
-
-
-class PublishedLine(Settings):
-    """A line of the table.
+class PublishedRow(Settings):
+    """A row of the table. It has the name of the study's line with its grid values: ``er-num_views=4``.
 
     Attributes:
         title: What we call it.
         line: What the publication calls it.
-        published: Its numbers by benchmark.
-        deviations: What is known to differ in our runs of it.
+        weighting: How the method averages an accuracy over the seen test images.
+        published: Its numbers by benchmark and measure: a mean, or a mean and a standard deviation.
+        against: The row whose runs are paired with its own.
+        is_run: Whether a study runs it; the numbers of other rows are shown alone.
+        deviations: What is known to differ in our runs of it, beside what differs in those that it is paired with.
     """
 
     title: str
     line: str
-    published: dict[str, PublishedNumbers]
+    weighting: Weighting
+    published: dict[str, dict[MeasureName, Number]]
+    against: str | None = None
+    is_run: bool = True
     deviations: tuple[str, ...] = ()
 
-    def number(self, benchmark: str, column: Column) -> Spread | None:
+    def number(self, benchmark: str, measure: MeasureName) -> Spread | None:
         """Return what was published."""
-        numbers = self.published.get(benchmark, PublishedNumbers())
-        pair = getattr(numbers.top1 if column.top == 1 else numbers.top5, column.number)
-        return None if pair is None else Spread(*pair)
-
-
-class PublishedRow(PublishedLine):
-    """A method of the table; a line of the study has its name.
-
-    Attributes:
-        weighting: How the method averages an accuracy over the seen test images.
-        with_views: The line with the view batch, if there is one.
-    """
-
-    weighting: Weighting
-    with_views: PublishedLine | None = None
+        number = self.published.get(benchmark, {}).get(measure)
+        if number is None:
+            return None
+        return Spread(*number) if isinstance(number, tuple) else Spread(number, None)
 
 
 class PublishedBenchmark(Settings):
@@ -99,6 +101,7 @@ class PublishedBenchmark(Settings):
         num_train: Training images.
         num_test: Test images.
         origin: Where the counts come from; what is assumed of a data set that is not at hand.
+        domains: Training and test images of each domain, where domains are the tasks.
         deviations: What is known to differ in our runs on it.
     """
 
@@ -107,6 +110,7 @@ class PublishedBenchmark(Settings):
     num_train: PositiveInt
     num_test: PositiveInt
     origin: str
+    domains: dict[str, tuple[PositiveInt, PositiveInt]] = Field(default_factory=dict)
     deviations: tuple[str, ...] = ()
 
 
@@ -118,7 +122,7 @@ class PublishedTable(Settings):
         hyper_parameters: Where the settings come from.
         benchmarks: Benchmarks by name of the data set.
         deviations: What is known to differ in all our runs.
-        rows: Methods by name of the study's line.
+        rows: By the name that a study has for its line.
     """
 
     source: str
@@ -127,10 +131,30 @@ class PublishedTable(Settings):
     deviations: tuple[str, ...]
     rows: dict[str, PublishedRow]
 
-    def line(self, row: str, num_views: int) -> PublishedLine:
-        """Return the line that a row with this number of views stands beside."""
-        method = self.rows[row]
-        return method.with_views if num_views > 1 and method.with_views else method
+    @model_validator(mode="after")
+    def _check_names(self) -> PublishedTable:
+        for name, row in self.rows.items():
+            unknown = [each for each in row.published if each not in self.benchmarks]
+            unknown += [row.against] if row.against and row.against not in self.rows else []
+            if unknown:
+                raise ValueError(f"row {name} names {', '.join(unknown)}, which the table does not have")
+        return self
+
+    def measures(self, benchmark: str) -> tuple[MeasureName, ...]:
+        """Return the columns that have a number on a benchmark."""
+        return tuple(
+            measure
+            for measure in MEASURES
+            if any(row.number(benchmark, measure) for row in self.rows.values())
+        )
+
+    def deviations_of(self, name: str) -> tuple[str, ...]:
+        """Return what is known to differ in the runs of a row."""
+        row = self.rows[name]
+        return (*(self.deviations_of(row.against) if row.against else ()), *row.deviations)
+
+
+Seeds = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -138,10 +162,9 @@ class TableRun:
     """A run that the table asks for.
 
     Attributes:
-        row: Name of the method.
+        row: Name of the study's line, with its grid values.
         benchmark: Name of the data set.
-        num_views: V.
-        order: Seed of the class order.
+        seeds: Training seed and class-order seed: what pairs it with a run of another row.
         directory: Where it lies.
         changed: Settings that are not those of the study.
         result: Its outcome, if it is finished.
@@ -149,8 +172,7 @@ class TableRun:
 
     row: str
     benchmark: str
-    num_views: int
-    order: int
+    seeds: Seeds
     directory: str
     changed: tuple[str, ...] = ()
     result: RunResult | None = None
@@ -170,14 +192,13 @@ class Line:
     """A line of the comparison on one benchmark.
 
     Attributes:
-        row: Name of the method.
+        row: Name of the row.
         title: What we call it.
         line: What the publication calls it.
-        num_views: V.
         weighting: How the method averages.
         numbers: By heading of the column.
-        orders: Class orders of the finished runs.
-        missing: Class order and directory of the others.
+        seeds: Of the finished runs.
+        missing: Seeds and directory of the others.
         protocol: With what it was run.
         deviations: What is known to differ.
     """
@@ -185,31 +206,30 @@ class Line:
     row: str
     title: str
     line: str
-    num_views: int
     weighting: Weighting
     numbers: dict[str, Cell]
-    orders: tuple[int, ...]
-    missing: tuple[tuple[int, str], ...]
+    seeds: tuple[Seeds, ...]
+    missing: tuple[tuple[Seeds, str], ...]
     protocol: tuple[str, ...]
     deviations: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """What the view batch changes in a line; numbers by heading of the column, in points.
+    """What a row changes against another one; numbers by heading of the column.
 
     Attributes:
-        title: Both lines.
+        title: Both rows.
         weighting: How the method averages.
         paper: Difference of the published means.
-        orders: Class orders of the pairs.
+        seeds: Of the pairs.
         effects: Of our pairs.
     """
 
     title: str
     weighting: Weighting
     paper: dict[str, float | None]
-    orders: tuple[int, ...]
+    seeds: tuple[Seeds, ...]
     effects: dict[str, Effect]
 
 
@@ -242,60 +262,67 @@ def compare_with_published(table: PublishedTable, runs: Sequence[TableRun]) -> C
 
     Args:
         table: What was published.
-        runs: All runs that were asked for; lines stand in their order, those without a published row are left out.
+        runs: All runs that were asked for; those without a published row are left out. Lines stand in the order of the
+            table.
     """
     benchmarks = {}
     for name, benchmark in table.benchmarks.items():
-        here = [run for run in runs if run.benchmark == name and run.row in table.rows]
-        if here:
-            lines = dict.fromkeys((run.row, run.num_views) for run in here)
-            benchmarks[name] = BenchmarkComparison(
-                title=benchmark.title,
-                deviations=benchmark.deviations,
-                lines=tuple(
-                    _line(table, name, [run for run in here if (run.row, run.num_views) == key])
-                    for key in lines
-                ),
-                paired=tuple(
-                    _paired(table, name, here, row, num_views) for row, num_views in lines if num_views > 1
-                ),
-            )
+        here: dict[str, list[TableRun]] = {}
+        for run in runs:
+            if run.benchmark == name and run.row in table.rows:
+                here.setdefault(run.row, []).append(run)
+        if not here:
+            continue
+        shown = [
+            row
+            for row, each in table.rows.items()
+            if row in here or (not each.is_run and name in each.published)
+        ]
+        benchmarks[name] = BenchmarkComparison(
+            title=benchmark.title,
+            deviations=benchmark.deviations,
+            lines=tuple(_line(table, name, row, here.get(row, ())) for row in shown),
+            paired=tuple(
+                _paired(table, name, row, against, here)
+                for row in shown
+                if row in here and (against := table.rows[row].against) in here
+            ),
+        )
     return Comparison(table.source, table.hyper_parameters, table.deviations, benchmarks)
 
 
-def _line(table: PublishedTable, benchmark: str, runs: Sequence[TableRun]) -> Line:
-    row, num_views = runs[0].row, runs[0].num_views
-    method, line = table.rows[row], table.line(row, num_views)
+def _line(table: PublishedTable, benchmark: str, name: str, runs: Sequence[TableRun]) -> Line:
+    row = table.rows[name]
     results = [run.result for run in runs if run.result]
     changed = dict.fromkeys(change for run in runs if run.result for change in run.changed)
 
-    def ours(column: Column, weighting: Weighting) -> Spread:
-        return Spread.of(column.accuracy(result.matrix, weighting) for result in results)
+    def ours(measure: Measure, weighting: Weighting) -> Spread:
+        return Spread.of(measure.of(result, weighting) for result in results)
 
     return Line(
-        row=row,
-        title=_title(line, num_views),
-        line=line.line,
-        num_views=num_views,
-        weighting=method.weighting,
+        row=name,
+        title=row.title,
+        line=row.line,
+        weighting=row.weighting,
         numbers={
-            heading: Cell(line.number(benchmark, column), ours(column, "pooled"), ours(column, "task_mean"))
-            for heading, column in COLUMNS.items()
+            measure.heading: Cell(
+                row.number(benchmark, key), ours(measure, "pooled"), ours(measure, "task_mean")
+            )
+            for key, measure in _columns(table, benchmark).items()
         },
-        orders=tuple(run.order for run in runs if run.result),
-        missing=tuple((run.order, run.directory) for run in runs if not run.result),
+        seeds=tuple(run.seeds for run in runs if run.result),
+        missing=tuple((run.seeds, run.directory) for run in runs if not run.result),
         protocol=tuple(sorted(set(map(_protocol, results)))),
         deviations=(
-            *method.deviations,
-            *(line.deviations if line is not method else ()),
+            *table.deviations_of(name),
             *(f"Not a setting of the study: {change}." for change in changed),
             *_data_deviations(table.benchmarks[benchmark], results),
         ),
     )
 
 
-def _title(line: PublishedLine, num_views: int) -> str:
-    return f"{line.title}, V = {num_views}" if num_views > 1 else line.title
+def _columns(table: PublishedTable, benchmark: str) -> dict[MeasureName, Measure]:
+    return {name: MEASURES[name] for name in table.measures(benchmark)}
 
 
 def _data_deviations(benchmark: PublishedBenchmark, results: Iterable[RunResult]) -> list[str]:
@@ -329,34 +356,37 @@ def _protocol(result: RunResult) -> str:
 
 
 def _paired(
-    table: PublishedTable, benchmark: str, runs: Sequence[TableRun], row: str, num_views: int
+    table: PublishedTable, benchmark: str, name: str, against: str, runs: Mapping[str, Sequence[TableRun]]
 ) -> Paired:
-    """Return what the view batch changes for each class order, and what the published means differ by."""
-    method, line = table.rows[row], table.line(row, num_views)
-    finished = {(run.num_views, run.order): run.result for run in runs if run.row == row and run.result}
+    """Return what a row changes for each pair of seeds, and what the published means differ by."""
+    row, plain = table.rows[name], table.rows[against]
+    finished, baselines = (
+        {run.seeds: run.result for run in runs[each] if run.result} for each in (name, against)
+    )
     pairs = {
-        order: (result.matrix, finished[1, order].matrix)
-        for (views, order), result in finished.items()
-        if views == num_views and (1, order) in finished and _is_same_data(result, finished[1, order])
+        seeds: (result, baselines[seeds])
+        for seeds, result in finished.items()
+        if seeds in baselines and _is_same_data(result, baselines[seeds])
     }
 
-    def published(column: Column) -> float | None:
-        numbers = [each.number(benchmark, column) for each in (line, method)]
+    def published(measure: MeasureName) -> float | None:
+        numbers = [each.number(benchmark, measure) for each in (row, plain)]
         means = [number.mean for number in numbers if number and number.mean is not None]
         return means[0] - means[1] if len(means) == 2 else None
 
-    def ours(column: Column) -> Effect:
+    def ours(measure: Measure) -> Effect:
         return Effect.of_pairs(
-            (column.accuracy(changed, method.weighting), column.accuracy(plain, method.weighting))
-            for changed, plain in pairs.values()
+            (measure.of(changed, row.weighting), measure.of(base, row.weighting))
+            for changed, base in pairs.values()
         )
 
+    columns = _columns(table, benchmark)
     return Paired(
-        title=f"{_title(line, num_views)}, minus {method.title}",
-        weighting=method.weighting,
-        paper={heading: published(column) for heading, column in COLUMNS.items()},
-        orders=tuple(pairs),
-        effects={heading: ours(column) for heading, column in COLUMNS.items()},
+        title=f"{row.title}, minus {plain.title}",
+        weighting=row.weighting,
+        paper={measure.heading: published(key) for key, measure in columns.items()},
+        seeds=tuple(pairs),
+        effects={measure.heading: ours(measure) for measure in columns.values()},
     )
 
 
@@ -373,15 +403,15 @@ def markdown(compared: Comparison) -> str:
         "",
         f"Published: {compared.source}. Settings: {compared.hyper_parameters}.",
         "",
-        "Accuracy over all seen classes in percent, mean ± standard deviation over class orders; `p` is the published "
-        "number. Under *mean*: whether the method pools the test images of all tasks or averages over tasks; ours "
-        "does the same.",
+        "Accuracy in percent, over all seen classes or (TIL) among those of the task, mean ± standard deviation over "
+        "runs; `p` is the published number. Under *mean*: whether the method pools the test images of all tasks or "
+        "averages over tasks; ours does the same.",
     ]
     for benchmark in compared.benchmarks.values():
-        lines += ["", f"## {benchmark.title}", "", *_accuracy_lines(benchmark.lines)]
+        lines += ["", f"## {benchmark.title}", "", *_number_lines(benchmark.lines)]
         for paired in benchmark.paired:
             weighting = _words(paired.weighting)
-            lines += ["", f"**{paired.title}**, per class order, in points ({weighting}):", ""]
+            lines += ["", f"**{paired.title}**, by seed and class order ({weighting}):", ""]
             lines += _paired_lines(paired)
         lines += ["", "What we ran, and what is known to differ:", ""]
         lines += [f"- {deviation}" for deviation in (*compared.deviations, *benchmark.deviations)]
@@ -390,10 +420,10 @@ def markdown(compared: Comparison) -> str:
             lines += [f"  - Run with {protocol}." for protocol in line.protocol]
             lines += [f"  - {deviation}" for deviation in line.deviations]
     missing = [
-        f"- {benchmark.title}, {line.title}, order {order}: `{directory}`"
+        f"- {benchmark.title}, {line.title}, seed and class order {_numbers(seeds)}: `{directory}`"
         for benchmark in compared.benchmarks.values()
         for line in benchmark.lines
-        for order, directory in line.missing
+        for seeds, directory in line.missing
     ]
     if missing:
         lines += ["", "## Not finished", "", *missing]
@@ -404,31 +434,34 @@ def _words(weighting: Weighting) -> str:
     return weighting.replace("_", " ")
 
 
-def _accuracy_lines(lines: Sequence[Line]) -> list[str]:
-    headings = [part for heading in COLUMNS for part in (f"{heading} p", "ours")]
+def _numbers(seeds: Seeds) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _number_lines(lines: Sequence[Line]) -> list[str]:
+    columns = list(lines[0].numbers)
+    headings = [part for heading in columns for part in (f"{heading} p", "ours")]
     rows = []
     for line in lines:
         cells = []
-        for heading in COLUMNS:
-            cell = line.numbers[heading]
+        for cell in line.numbers.values():
             cells += ["-" if cell.paper is None else spread(cell.paper)]
             cells += [spread(cell.pooled if line.weighting == "pooled" else cell.task_mean)]
-        rows.append([line.title, *cells, _words(line.weighting), str(len(line.orders))])
+        rows.append([line.title, *cells, _words(line.weighting), str(len(line.seeds))])
     return _table(["method", *headings, "mean", "runs"], rows)
 
 
 def _paired_lines(paired: Paired) -> list[str]:
-    def signed(values: Mapping[str, float | None]) -> list[str]:
-        return [spread(Spread(values[heading], None), sign="+") for heading in COLUMNS]
+    def signed(values: Iterable[float | None]) -> list[str]:
+        return [spread(Spread(value, None), sign="+") for value in values]
 
-    rows = [["published (of the means)", *signed(paired.paper)]]
-    for index, order in enumerate(paired.orders):
-        differences = {heading: paired.effects[heading].differences for heading in COLUMNS}
-        is_whole = {heading: len(each) == len(paired.orders) for heading, each in differences.items()}
-        shown = {heading: each[index] if is_whole[heading] else None for heading, each in differences.items()}
-        rows.append([str(order), *signed(shown)])
-    rows.append(["ours", *(effect(paired.effects[heading]) for heading in COLUMNS)])
-    return _table(["class order", *COLUMNS], rows)
+    rows = [["published (of the means)", *signed(paired.paper.values())]]
+    for index, seeds in enumerate(paired.seeds):
+        differences = [each.differences for each in paired.effects.values()]
+        shown = [each[index] if len(each) == len(paired.seeds) else None for each in differences]
+        rows.append([_numbers(seeds), *signed(shown)])
+    rows.append(["ours", *(effect(each) for each in paired.effects.values())])
+    return _table(["seed, order", *paired.effects], rows)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

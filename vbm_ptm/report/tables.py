@@ -68,22 +68,40 @@ _MEASURE_COLUMNS = {
 }
 
 
+_COST_COLUMNS = {
+    "ms a step": ("step_milliseconds", 1),
+    "peak memory, GB": ("peak_memory_gigabytes", 3),
+}
+
+
+def costs_table(collected: Collected) -> Table:
+    """Return a line per label of a study: what its steps have taken."""
+    title = (
+        "A step with its wait for images, and the most memory of a task (of a GPU, or else of the process)"
+    )
+    return _measures(collected, _COST_COLUMNS, title=title)
+
+
 def measures_table(collected: Collected) -> Table:
     """Return a line per label of a study: what was measured while its tasks were trained."""
-    table = Table(
+    return _measures(
+        collected,
+        _MEASURE_COLUMNS,
         title="While tasks were trained: images between two visits of a sample in passes over the task, learning rate "
         "summed over its visits, variance of accuracy over the second half of the epochs, points that a sample loses "
-        "until it comes back, relative change of features"
+        "until it comes back, relative change of features",
     )
+
+
+def _measures(collected: Collected, columns: Mapping[str, tuple[str, int]], *, title: str) -> Table:
+    """Return a line per label: measures by heading, each with its digits."""
+    table = Table(title=title)
     table.add_column("run", no_wrap=True)
-    for heading in _MEASURE_COLUMNS:
+    for heading in columns:
         table.add_column(heading, justify="right")
     nothing = Spread(None, None)
     for row in collected.rows:
-        cells = [
-            spread(row.measures.get(name, nothing), digits=digits)
-            for name, digits in _MEASURE_COLUMNS.values()
-        ]
+        cells = [spread(row.measures.get(name, nothing), digits=digits) for name, digits in columns.values()]
         table.add_row(row.label, *cells)
     return table
 
