@@ -83,6 +83,7 @@ SLCA = Walk(
     beside=_PLUMBING
     | {
         "backbones": "any network with features of a known width",
+        "backbones.compiling": "only where it is asked for",
         "config.run_config": "the settings as a whole",
         "config.tree": "settings by dotted path",
         "data.benchmark": "which rows belong to a task",
@@ -167,6 +168,7 @@ ONE_BATCH = Walk(
     },
     beside=_PLUMBING
     | {
+        "backbones.compiling": "only where it is asked for",
         "backbones": "its facade",
         "backbones.adaptations": "only of learners that adapt the backbone",
         "backbones.blocks": "what a block of timm must be",

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from vbm_ptm.backbones.compiling import compile_backbones
 from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.config.tree import leaves
@@ -84,6 +85,8 @@ def run(
     is_extension = config.scenario.extends is not None
     own = CheckpointStore(directory.path / "checkpoints").read() if is_extension else None
     setup = build(config, earlier=own.state if own else earlier_state(config))
+    if config.trainer.compile:
+        compile_backbones(setup.learner, accelerator.device.type)
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look
     # whether it may be made when rank 0 makes it.
     wait_for_ranks(accelerator)

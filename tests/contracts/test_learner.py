@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vbm_ptm.backbones.compiling import compiled
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.objective import ObjectiveConfig, ViewBatchObjective
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
@@ -497,3 +498,24 @@ def test_learner__refuses_tasks_out_of_order(trained: Learner) -> None:
     assert torch.equal(predict(learner), predict(trained))
     learner.begin_task(following)
     assert predict(learner).shape == (len(TEST_IMAGES), 8)
+
+
+@pytest.mark.slow
+def test_learner__compiled_has_a_few_graphs_however_many_tasks(build: Build) -> None:
+    """The backend "eager" makes the graphs that others make, and computes them as they are."""
+    plain, ours = fit(build(), EQUAL), build()
+    torch._dynamo.reset()
+    compiled.cache_clear()
+    ours.backbone.compile_parts(backend="eager")
+    counts = []
+    for number in (1, 2, 3):
+        torch._dynamo.utils.counters.clear()
+        fit(ours, EQUAL, until=number)
+        scores = predict(ours)
+        assert not torch._dynamo.utils.counters["graph_break"]
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert 1 <= counts[0] <= 7
+    assert counts[1] <= 1  # of a learner's teacher, which begins with the second task
+    assert counts[2] == 0
+    torch.testing.assert_close(scores, predict(plain))
+    assert list(ours.state_dict()) == list(plain.state_dict())

@@ -113,6 +113,7 @@ def test_check__permits_what_changes_no_number(
         ("seed=7", "seed: 1993 against 7"),
         ("dataset.transforms.horizontal_flip=0", "dataset.transforms.horizontal_flip: 0.5 against 0.0"),
         ("trainer.mixed_precision=bf16", "trainer.mixed_precision: 'no' against 'bf16'"),
+        ("trainer.compile=true", "trainer.compile: False against True"),
         ("scenario.class_order_seed=3", "scenario.class_order_seed: 1993 against 3"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vbm_ptm.backbones.batch_norm import with_global_batch_norm
+from vbm_ptm.backbones.compiling import compiled
 from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord
 from vbm_ptm.errors import UsageError
 
@@ -40,7 +41,8 @@ class FeatureNetwork(Backbone):
 
     def features(self, images: Tensor) -> Tensor:
         """Return one vector per image (N,D)."""
-        vectors: Tensor = self.network(images)
+        forward = _forward if self.compile_backend is None else compiled(_forward, self.compile_backend)
+        vectors: Tensor = forward(self.network, images)
         return vectors
 
     def feature_map(self, images: Tensor) -> Tensor:
@@ -55,3 +57,7 @@ class FeatureNetwork(Backbone):
                 f"{self.width} channels, as ResNets have."
             )
         return values
+
+
+def _forward(network: nn.Module, images: Tensor) -> Any:
+    return network(images)

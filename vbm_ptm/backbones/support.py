@@ -102,11 +102,13 @@ class Backbone(nn.Module):
         width: D.
         preprocessing: How images must be prepared.
         weights: Where the weights come from; None for weights made by the caller.
+        compile_backend: What its parts are compiled with; None where they are not. Copies keep it.
     """
 
     width: int
     preprocessing: Preprocessing
     weights: WeightsRecord | None
+    compile_backend: str | None = None
 
     def features(self, images: Tensor) -> Tensor:
         """Return one vector per image (N,D), with gradient, in the mode that the network is in."""
@@ -119,6 +121,14 @@ class Backbone(nn.Module):
             UsageError: The network has no such map.
         """
         raise NotImplementedError
+
+    def compile_parts(self, *, backend: str = "inductor") -> None:
+        """Compute what stays the same over the tasks in compiled form from now on; values agree to rounding.
+
+        Args:
+            backend: Of ``torch.compile``.
+        """
+        self.compile_backend = backend
 
     def query(self, images: Tensor) -> Tensor:
         """Return the features (N,D) without gradient.

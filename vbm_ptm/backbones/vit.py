@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vbm_ptm.backbones.adaptations import Adaptation
 from vbm_ptm.backbones.blocks import BlockChange, changed_block, plain_block
+from vbm_ptm.backbones.compiling import compiled, is_compilable
 from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, as_interpolation
 from vbm_ptm.errors import UsageError
 
@@ -138,6 +139,8 @@ class PromptableViT(Backbone):
 
     def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
         """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""
+        if self.compile_backend is not None and is_compilable(inputs):
+            function = compiled(function, self.compile_backend)
         is_recomputed = self.gradient_checkpointing and torch.is_grad_enabled()
         output: Tensor = (
             checkpoint(function, *inputs, use_reentrant=False) if is_recomputed else function(*inputs)

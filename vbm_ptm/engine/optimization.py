@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, NonNegativeInt, model_validator
 
+from vbm_ptm.engine.optimizer_state import start_momentum
 from vbm_ptm.learners.base import ParameterGroup
 from vbm_ptm.settings import Settings
 
@@ -89,19 +90,8 @@ def build_optimizer(config: OptimizationConfig, groups: Sequence[ParameterGroup]
             options, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
         )
         if config.fused and config.momentum:
-            optimizer.register_step_pre_hook(_start_momentum)
+            optimizer.register_step_pre_hook(start_momentum)
         return optimizer
     if config.optimizer == "adam":
         return torch.optim.Adam(options, weight_decay=config.weight_decay, fused=fused)
     return torch.optim.AdamW(options, weight_decay=config.weight_decay, fused=fused)
-
-
-def _start_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Give parameters their momentum before a step: the fused kernel takes a whole group with it, or without.
-
-    The plain form starts with the first gradient of each parameter, which is what zeros lead to.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

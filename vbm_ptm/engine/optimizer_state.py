@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,3 +32,14 @@ def load_optimizer_tensors(
         average, _, parameter = name.partition("/")
         averages.setdefault(numbers[parameters[parameter]], {})[average] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": averages})
+
+
+def start_momentum(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Give parameters their momentum before a step: the fused kernel takes a whole group with it, or without.
+
+    The plain form starts with the first gradient of each parameter, which is what zeros lead to.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -19,6 +19,8 @@ class TrainerConfig(Settings):
         log_every: Steps between two readings of the losses, which stay on the device until then.
         mixed_precision: "no", "bf16" or "fp16" through Accelerate. "auto" is bf16 where the device has units for it
             (GPUs with bf16, CPUs with AMX or AVX512-BF16), else "no"; a run stores which of the two, and keeps it.
+        compile: Train with the blocks of a ViT, or another network as a whole, compiled by ``torch.compile``. Takes up
+            to minutes at the start; values agree to rounding, so that a run keeps what it began with.
         rank_timeout_minutes: How long a rank waits for the others, at the start and in every exchange.
         trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
         stop_signals: Signals that save the run and end it, besides SIGINT and SIGTERM: what batch systems send before
@@ -31,6 +33,7 @@ class TrainerConfig(Settings):
     max_steps_per_task: int | None = Field(default=None, ge=1)
     log_every: int = Field(default=10, ge=1)
     mixed_precision: PrecisionSetting = "auto"
+    compile: bool = False
     rank_timeout_minutes: float = Field(default=10.0, gt=0)
     trackers: tuple[Tracker, ...] = ()
     stop_signals: tuple[StopSignal, ...] = STOP_SIGNALS
