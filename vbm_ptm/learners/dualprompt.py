@@ -12,6 +12,8 @@ Differs from the PyTorch port in:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
@@ -46,9 +48,9 @@ class DualPromptConfig(LearnerConfig):
 
 
 class DualPrompt(Learner):
-    """Frozen backbone, general prefixes for all tasks, an expert and a key for each task."""
+    """Frozen backbone, general prefixes for all tasks if there are any, an expert and a key for each task."""
 
-    config_class = DualPromptConfig
+    config_class: ClassVar[type[LearnerConfig]] = DualPromptConfig
     trained_parts = "prefixes, keys, heads"
     query_roles = frozenset({"pull"})
     has_task_experts = True
@@ -56,12 +58,12 @@ class DualPrompt(Learner):
 
     def __init__(self, backbone: PromptableViT, config: DualPromptConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
-        check_blocks(
-            config.general_blocks + config.expert_blocks,
-            depth=backbone.depth,
-            setting="learner.general_blocks and learner.expert_blocks",
-        )
-        self.general = GeneralPrefixes(config.general_blocks, config.general_length, backbone.width)
+        general = config.general_blocks
+        setting = "learner.general_blocks and learner.expert_blocks" if general else "learner.expert_blocks"
+        check_blocks(general + config.expert_blocks, depth=backbone.depth, setting=setting)
+        self.general: GeneralPrefixes | None = None
+        if general:
+            self.general = GeneralPrefixes(general, config.general_length, backbone.width)
         self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)
         self.heads = TaskHeads(backbone.width)
 
@@ -75,7 +77,7 @@ class DualPrompt(Learner):
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return general prefixes, the task's expert and key, and the trainable heads."""
         return [
-            ParameterGroup("general", [self.general.prefixes]),
+            *([] if self.general is None else [ParameterGroup("general", [self.general.prefixes])]),
             ParameterGroup("experts", [self.experts.prefixes[-1]]),
             ParameterGroup("keys", [self.experts.keys[-1]]),
             ParameterGroup("heads", self.heads.trainable_parameters()),
@@ -84,23 +86,23 @@ class DualPrompt(Learner):
     def forward(self, images: Tensor, labels: Tensor, queries: Queries | None = None) -> LearnerOutput:
         """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
         similarity = self.experts.similarity(self.query(images) if queries is None else queries.pull)
-        prefixes = self.general() | self.experts.of_task(self.task.index)
+        logits = self._logits(images, self.experts.of_task(self.task.index))[:, self.task_columns]
         pull = -self.config.pull_weight * similarity[:, self.task.index]
-        return LearnerOutput(
-            self._logits(images, prefixes)[:, self.task_columns], self.task_columns, {"pull": pull}
-        )
+        return LearnerOutput(logits, self.task_columns, {"pull": pull})
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen); every image has the expert whose key is nearest to its query."""
         query = self.query(images) if query is None else query
         chosen = self.experts.similarity(query).argmax(dim=1)
-        return self._logits(images, self.general() | self.experts.of_images(chosen))
+        return self._logits(images, self.experts.of_images(chosen))
 
     def predict_task(self, images: Tensor, task: Task) -> Tensor:
         """Return logits (N, K) over the task's classes with the task's own expert."""
-        logits = self._logits(images, self.general() | self.experts.of_task(task.index))
+        logits = self._logits(images, self.experts.of_task(task.index))
         return logits[:, self.columns(task.classes, images.device)]
 
-    def _logits(self, images: Tensor, prefixes: dict[int, Tensor]) -> Tensor:
+    def _logits(self, images: Tensor, experts: dict[int, Tensor]) -> Tensor:
+        """Return logits (N, seen) with expert prefixes, (N or 1, 2, L, D) for each of their blocks."""
+        prefixes = experts if self.general is None else self.general() | experts
         scores: Tensor = self.heads(self.backbone.encode(images, prefixes=prefixes)[:, 0])
         return scores

@@ -11,16 +11,12 @@ Differs from that code in:
 
 from __future__ import annotations
 
-from pydantic import Field
-from torch import Tensor
+from typing import ClassVar
 
-from vbm_ptm.backbones import PromptableViT
-from vbm_ptm.data.scenario import Task
-from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
-from vbm_ptm.prompts.blocks import check_blocks
-from vbm_ptm.prompts.general_expert import ExpertPrefixes
-from vbm_ptm.prompts.queries import Queries
+from pydantic import Field
+
+from vbm_ptm.learners.base import LearnerConfig
+from vbm_ptm.learners.dualprompt import DualPrompt
 
 
 class SPromptPPConfig(LearnerConfig):
@@ -33,6 +29,8 @@ class SPromptPPConfig(LearnerConfig):
         transfer_prompts: Start a task's prefixes from those of the task before.
     """
 
+    general_blocks: ClassVar[tuple[int, ...]] = ()  # what DualPrompt has beside its experts
+
     name: str = "s_prompt_pp"
     expert_blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     expert_length: int = Field(default=20, ge=1)
@@ -40,54 +38,7 @@ class SPromptPPConfig(LearnerConfig):
     transfer_prompts: bool = True
 
 
-class SPromptPP(Learner):
-    """Frozen backbone, an expert and a key for each task."""
+class SPromptPP(DualPrompt):
+    """DualPrompt without general prefixes: frozen backbone, an expert and a key for each task."""
 
     config_class = SPromptPPConfig
-    trained_parts = "prefixes, keys, heads"
-    query_roles = frozenset({"pull"})
-    has_task_experts = True
-    backbone: PromptableViT
-
-    def __init__(self, backbone: PromptableViT, config: SPromptPPConfig, *, num_tasks: int) -> None:
-        super().__init__(backbone, config, num_tasks=num_tasks)
-        check_blocks(config.expert_blocks, depth=backbone.depth, setting="learner.expert_blocks")
-        self.experts = ExpertPrefixes(config.expert_blocks, config.expert_length, backbone.width)
-        self.heads = TaskHeads(backbone.width)
-
-    def begin_task(self, task: Task) -> None:
-        """Add an expert with its key and a head; freeze what belongs to finished tasks alone."""
-        super().begin_task(task)
-        self.experts.append(copy_previous=self.config.transfer_prompts)
-        self.heads.append(len(task.new_classes))
-        self.heads.train_only(task.classes)
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the task's expert and key, and the trainable heads."""
-        return [
-            ParameterGroup("experts", [self.experts.prefixes[-1]]),
-            ParameterGroup("keys", [self.experts.keys[-1]]),
-            ParameterGroup("heads", self.heads.trainable_parameters()),
-        ]
-
-    def forward(self, images: Tensor, labels: Tensor, queries: Queries | None = None) -> LearnerOutput:
-        """Return logits (N, K) over the task's classes with the task's own expert, and the pull of every image."""
-        similarity = self.experts.similarity(self.query(images) if queries is None else queries.pull)
-        logits = self._logits(images, self.experts.of_task(self.task.index))[:, self.task_columns]
-        return LearnerOutput(
-            logits, self.task_columns, {"pull": -self.config.pull_weight * similarity[:, self.task.index]}
-        )
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen); every image has the expert whose key is nearest to its query."""
-        query = self.query(images) if query is None else query
-        return self._logits(images, self.experts.of_images(self.experts.similarity(query).argmax(dim=1)))
-
-    def predict_task(self, images: Tensor, task: Task) -> Tensor:
-        """Return logits (N, K) over the task's classes with the task's own expert."""
-        logits = self._logits(images, self.experts.of_task(task.index))
-        return logits[:, self.columns(task.classes, images.device)]
-
-    def _logits(self, images: Tensor, prefixes: dict[int, Tensor]) -> Tensor:
-        scores: Tensor = self.heads(self.backbone.encode(images, prefixes=prefixes)[:, 0])
-        return scores
