@@ -181,14 +181,6 @@ class TestAccuracyCell:
         assert AccuracyCell(3, 1, 2, 2, 3) + AccuracyCell(2, 1, 1, 1, 2) == AccuracyCell(5, 2, 3, 3, 5)
         assert AccuracyCell(3, 1, 2) + AccuracyCell(2, 1, 1) == AccuracyCell(5, 2, 3)
 
-    def test_accuracy_cell__agrees_where_both_have_counted(self) -> None:
-        now = AccuracyCell(5, 2, 3, 3, 5, task_expert_top1=4, task_expert_top5=5)
-        assert now.agrees_with(now)
-        assert now.agrees_with(AccuracyCell(5, 2, 3, 3, 5))
-        assert AccuracyCell(5, 2, 3).agrees_with(now)
-        assert not now.agrees_with(AccuracyCell(5, 2, 4, 3, 5))
-        assert not now.agrees_with(AccuracyCell(5, 2, 3, 3, 5, task_expert_top1=3, task_expert_top5=5))
-
 
 class TestCountCorrect:
     def test_count_correct__counts_both_scopes(self) -> None:

@@ -61,11 +61,6 @@ class AccuracyCell:
         count: int | None = getattr(self, f"{scope}_top{top}")
         return count
 
-    def agrees_with(self, other: AccuracyCell) -> bool:
-        """Return whether all counts that both have are the same; earlier versions did not take all of them."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return all(one == two for one, two in pairs if one is not None and two is not None)
-
     def __add__(self, other: AccuracyCell) -> AccuracyCell:
         """Pool the images of two parts of one task; what one of them has not counted is unknown of both."""
         pairs = zip(astuple(self), astuple(other), strict=True)

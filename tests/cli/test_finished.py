@@ -16,7 +16,9 @@ from launching import become_rank
 from miniatures import write_toy_folder
 
 from vbm_ptm.cli import main
+from vbm_ptm.cli.finished import agree
 from vbm_ptm.experiment import run
+from vbm_ptm.metrics import AccuracyCell
 
 
 def run_on_a_rank(rank: int, port: int, commands: Sequence[Sequence[object]], folder: Path) -> None:
@@ -114,3 +116,14 @@ def test_help__gives_switches_no_value(command: str, capsys: pytest.CaptureFixtu
     assert main([command, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "<bool>" in line and "--help" not in line] == []
+
+
+def test_agree__where_both_have_counted() -> None:
+    now = AccuracyCell(5, 2, 3, 3, 5, task_expert_top1=4, task_expert_top5=5)
+    assert agree(now, now)
+    assert agree(now, AccuracyCell(5, 2, 3, 3, 5))
+    assert agree(AccuracyCell(5, 2, 3), now)
+    assert not agree(now, AccuracyCell(5, 2, 4, 3, 5))
+    assert not agree(now, AccuracyCell(5, 2, 3, 3, 5, task_expert_top1=3, task_expert_top5=5))
+    assert agree(None, None)
+    assert not agree(now, None)

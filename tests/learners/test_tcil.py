@@ -92,4 +92,4 @@ def test_tcil__aligns_its_new_rows(build: Callable[..., Learner]) -> None:
     learner.end_task(TASKS[1], lambda: None)
     lengths = torch.linalg.vector_norm(learner.head.weight.detach(), dim=1)
     assert float(lengths[2:].mean()) == pytest.approx(float(lengths[:2].mean()), rel=1e-5)
-    assert learner.teacher is None
+    assert not learner.teacher

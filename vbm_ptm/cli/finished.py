@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from vbm_ptm.errors import UsageError
 from vbm_ptm.launch import is_main_process
 
 if TYPE_CHECKING:
-    from vbm_ptm.metrics import AccuracyMatrix
+    from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
     from vbm_ptm.runs.measurement import ClassCount
     from vbm_ptm.storage.checkpoint_state import CheckpointState
 
@@ -88,6 +88,14 @@ def _show_classes(classes: Sequence[ClassCount]) -> None:
         stdout().print(class_table(rows))
 
 
+def agree(one: AccuracyCell | None, other: AccuracyCell | None) -> bool:
+    """Return whether all counts that both have are the same; earlier versions did not take all of them."""
+    if not one or not other:
+        return one is other
+    pairs = zip(astuple(one), astuple(other), strict=True)
+    return all(first == second for first, second in pairs if first is not None and second is not None)
+
+
 def _compare_with_training(
     run: Path,
     index: int | None,
@@ -102,10 +110,7 @@ def _compare_with_training(
 
     state = RunDirectory(run).checkpoint(index).state
     now, then = measured.rows[-1], state.accuracies.rows[state.task_index]
-    is_equal = all(
-        one.agrees_with(other) if one and other else one is other
-        for one, other in zip(now, then, strict=True)
-    )
+    is_equal = all(agree(one, other) for one, other in zip(now, then, strict=True))
     if as_json:
         print_json({"metrics": summary(measured), "equals_training": is_equal, **more})
     else:

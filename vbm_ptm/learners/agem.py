@@ -75,18 +75,9 @@ class AGEM(Learner):
         """Return the current gradient (P,) without its part against the past one."""
         return projected(current, past)
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the buffer."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Choose images of the task by chance."""
         self.exemplars.add(None, *features.labels(), task=task.index)
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores[:, : self.num_seen_classes]
 
 
 def projected(current: Tensor, past: Tensor) -> Tensor:

@@ -65,8 +65,3 @@ class AGEMR(Learner):
     def project_gradient(self, current: Tensor, past: Tensor) -> Tensor:
         """Return the current gradient (P,) without its part against the past one."""
         return projected(current, past)
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores[:, : self.num_seen_classes]

@@ -244,11 +244,14 @@ class Learner(Rehearsing):
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return scores over all seen classes (N, seen); each row depends on its own image alone.
 
+        Unless overridden, they are what the learner's ``head`` makes of the query.
+
         Args:
             images: (N, C, H, W) float.
             query: (N, D) result of ``query(images)`` if it is known already.
         """
-        raise NotImplementedError
+        scores: Tensor = self.get_submodule("head")(self.query(images) if query is None else query)
+        return scores[:, : self.num_seen_classes]
 
     def predict_task(self, images: Tensor, task: Task) -> Tensor:
         """Return scores (N, classes of the task) of the task's own expert; where ``has_task_experts``.

@@ -15,7 +15,6 @@ Differs from the official code in:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,20 +67,21 @@ class BiC(Learner):
         self.backbone.requires_grad_(True)
         self.head = SharedHead(backbone.width)
         self.exemplars = ExemplarSet(config.capacity)
-        self.teacher: Teacher | None = None
+        self.teacher = Teacher()
         self.register_buffer("correction", torch.tensor([1.0, 0.0]))
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, and add columns."""
         super().begin_task(task)
-        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        if task.index:
+            self.teacher.hold(backbone=self.backbone, head=self.head)
         self.head.widen(task.num_seen_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the weighted cross-entropy and distillation."""
         logits = self.head(self.backbone.features(images))
         share, auxiliary = self.num_known_classes / self.num_seen_classes, {}
-        if self.teacher is not None:
+        if self.teacher:
             taught = self.teacher(images)
             old = logits[:, : taught.shape[1]]
             auxiliary["distillation"] = share * softened_divergence(
@@ -91,13 +91,9 @@ class BiC(Learner):
         columns = torch.arange(logits.shape[1], device=logits.device)
         return LearnerOutput(logits, columns, auxiliary, supervised=losses)
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the exemplars."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Correct the new columns by the held-out images, and choose the task's exemplars."""
-        self.teacher = None
+        self.teacher.clear()
         self.correction = torch.tensor([1.0, 0.0]).to(self.correction)
         values, labels, rows = features()
         if task.index:
@@ -107,16 +103,6 @@ class BiC(Learner):
             if held:
                 self._correct(*features(held)[:2])
         self.exemplars.add(values, labels, rows, task=task.index)
-
-    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The teacher is gone."""
-        super().allocate(task, shapes)
-        self.teacher = None
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores
 
     def report(self, task: Task) -> dict[str, Any]:
         """Return the correction of the task's columns."""

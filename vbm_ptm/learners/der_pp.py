@@ -90,11 +90,6 @@ class DERPP(Learner):
         """Keep the logits of images that have entered the buffer."""
         self.memory.remember(slots, logits)
 
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores[:, : self.num_seen_classes]
-
     def _logits(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.backbone.features(images))
         return logits

@@ -76,8 +76,3 @@ class ER(Learner):
             supervised=F.cross_entropy(logits, targets, reduction="none"),
             replays=tuple(ReplayOutput(own, {}) for own in past),
         )
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores[:, : self.num_seen_classes]

@@ -78,7 +78,7 @@ class Expandable(Learner):
         """Freeze a copy of the newest backbone, go on with it, and make the classifiers anew."""
         super().begin_task(task)
         if task.index:
-            self.earlier.append(Teacher(self.backbone, nn.Identity()))
+            self.earlier.append(Teacher(backbone=self.backbone))
         width = self.backbone.width
         self.head = PlainHead(width * (len(self.earlier) + 1), self.num_seen_classes)
         has_auxiliary = task.index > 0 and task.new_classes
@@ -117,10 +117,6 @@ class Expandable(Learner):
         with evaluating(self.backbone):
             return torch.cat([*self._earlier_features(images), self.backbone.features(images)], dim=1)
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the exemplars."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Fit the classifier to equally many images of each class, and choose the task's exemplars."""
         values, labels, rows = features()
@@ -129,11 +125,6 @@ class Expandable(Learner):
             self._fit_balanced(torch.cat([rows, held[0]]), torch.cat([labels, held[1]]), features)
         if self.config.capacity:
             self.exemplars.add(values, labels, rows, task=task.index)
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores
 
     def _earlier_features(self, images: Tensor) -> Iterator[Tensor]:
         return (backbone(images) for backbone in self.earlier)

@@ -87,10 +87,6 @@ class FDR(Learner):
         """Bytes of the answers."""
         return self.answers.nbytes
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the buffer."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Choose images of the task by chance, and keep the answers to them; older answers stay what they were."""
         known = dict(zip(self.exemplars.rows.tolist(), self.answers, strict=False))
@@ -101,11 +97,6 @@ class FDR(Learner):
         known |= dict(zip(new, scores.softmax(1), strict=True))
         answers = torch.stack([known[row] for row in rows])
         self.answers = F.pad(answers, (0, 0, 0, self.config.capacity - len(rows)))
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores[:, : self.num_seen_classes]
 
 
 def answer_distance(logits: Tensor, answers: Tensor) -> Tensor:

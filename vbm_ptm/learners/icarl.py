@@ -75,14 +75,15 @@ class ICaRL(Learner):
         self.backbone.requires_grad_(True)
         self.head = SharedHead(backbone.width)
         self.exemplars = ExemplarSet(config.capacity)
-        self.teacher: Teacher | None = None
+        self.teacher = Teacher()
         self.register_buffer("class_means", torch.zeros(0, backbone.width))
         self.register_buffer("is_hard", torch.zeros(0), persistent=False)
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, and add columns."""
         super().begin_task(task)
-        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        if task.index:
+            self.teacher.hold(backbone=self.backbone, head=self.head)
         planned = task.num_planned_classes if self.config.all_columns else 0
         self.head.widen(max(planned, task.num_seen_classes))
         self.class_means = self.class_means[:0]
@@ -93,7 +94,7 @@ class ICaRL(Learner):
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen) and the binary cross-entropy of each image."""
         logits = self.head(self.backbone.features(images))
-        soft = None if self.teacher is None else self.teacher(images)
+        soft = self.teacher(images) if self.teacher else None
         columns = torch.arange(self.num_seen_classes, device=logits.device)
         return LearnerOutput(
             logits[:, : self.num_seen_classes],
@@ -102,13 +103,9 @@ class ICaRL(Learner):
             supervised=distilled_cross_entropy(logits, labels, soft=soft, is_hard=self.is_hard),
         )
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the exemplars."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Choose the task's exemplars, and compute all class means anew with the features of now."""
-        self.teacher = None
+        self.teacher.clear()
         if not self.config.capacity:
             return
         values, labels, rows = features()
@@ -121,9 +118,8 @@ class ICaRL(Learner):
         self.class_means = means.to(self.class_means)
 
     def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Make room for the class means; the teacher is gone."""
+        """Make room for the class means."""
         super().allocate(task, shapes)
-        self.teacher = None
         if self.config.capacity:
             self.class_means = self.class_means.new_zeros(self.num_seen_classes, self.backbone.width)
 

@@ -12,8 +12,6 @@ Differs from the official code in:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -50,19 +48,20 @@ class LwF(Learner):
         super().__init__(backbone, config, num_tasks=num_tasks)
         self.backbone.requires_grad_(True)
         self.head = SharedHead(backbone.width)
-        self.teacher: Teacher | None = None
+        self.teacher = Teacher()
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, and add columns."""
         super().begin_task(task)
-        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        if task.index:
+            self.teacher.hold(backbone=self.backbone, head=self.head)
         self.head.widen(task.num_seen_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen) and the distillation of each image."""
         logits = self.head(self.backbone.features(images))
         auxiliary = {}
-        if self.teacher is not None:
+        if self.teacher:
             taught = self.teacher(images)
             losses = soft_cross_entropy(
                 logits[:, : taught.shape[1]], taught, temperature=self.config.temperature
@@ -72,17 +71,7 @@ class LwF(Learner):
 
     def end_task(self, task: Task, features: Features) -> None:
         """Let the teacher go."""
-        self.teacher = None
-
-    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The teacher is gone."""
-        super().allocate(task, shapes)
-        self.teacher = None
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores
+        self.teacher.clear()
 
 
 def soft_cross_entropy(logits: Tensor, taught: Tensor, *, temperature: float) -> Tensor:

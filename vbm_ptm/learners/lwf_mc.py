@@ -7,8 +7,6 @@ the task's classes and the sigmoid of the old network in those of the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -44,13 +42,14 @@ class LwFMC(Learner):
         super().__init__(backbone, config, num_tasks=num_tasks)
         self.backbone.requires_grad_(True)
         self.head = SharedHead(backbone.width)
-        self.teacher: Teacher | None = None
+        self.teacher = Teacher()
         self.register_buffer("is_hard", torch.zeros(0), persistent=False)
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, and add columns."""
         super().begin_task(task)
-        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        if task.index:
+            self.teacher.hold(backbone=self.backbone, head=self.head)
         planned = task.num_planned_classes if self.config.all_columns else 0
         self.head.widen(max(planned, task.num_seen_classes))
         is_old = torch.arange(self.head.out_features) < self.num_known_classes
@@ -60,7 +59,7 @@ class LwFMC(Learner):
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen) and the binary cross-entropy of each image."""
         logits = self.head(self.backbone.features(images))
-        soft = None if self.teacher is None else self.teacher(images)
+        soft = self.teacher(images) if self.teacher else None
         columns = torch.arange(self.num_seen_classes, device=logits.device)
         return LearnerOutput(
             logits[:, : self.num_seen_classes],
@@ -71,14 +70,4 @@ class LwFMC(Learner):
 
     def end_task(self, task: Task, features: Features) -> None:
         """Let the teacher go."""
-        self.teacher = None
-
-    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The teacher is gone."""
-        super().allocate(task, shapes)
-        self.teacher = None
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores[:, : self.num_seen_classes]
+        self.teacher.clear()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vbm_ptm.replay import Rehearsal, Replay
+from vbm_ptm.replay import ExemplarSet, Rehearsal, Replay
 
 if TYPE_CHECKING:
     from vbm_ptm.learners.base import LearnerOutput
@@ -50,9 +50,11 @@ class Rehearsing(nn.Module):
     def rehearsed_rows(self) -> Tensor:
         """Return the rows (n,) of the training split that the next task sees beside its own.
 
-        They are trained on like its own, or, with a "stream", are what its draws are from.
+        They are trained on like its own, or, with a "stream", are what its draws are from. Unless overridden, they are
+        those of the learner's ``ExemplarSet``.
         """
-        return torch.zeros(0, dtype=torch.int64)
+        held = [module.rows for module in self.children() if isinstance(module, ExemplarSet)]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *held])
 
     @property
     def remembered_bytes(self) -> int:

@@ -17,8 +17,6 @@ Differs from the official code in:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -78,7 +76,7 @@ class TCIL(Learner):
         self.backbone.requires_grad_(True)
         self.earlier = nn.ModuleList()
         self.auxiliary_head: PlainHead | None = None
-        self.teacher: nn.Sequential | None = None
+        self.teacher = Teacher()
         self.exemplars = ExemplarSet(config.capacity)
         self.register_buffer("map_share", torch.zeros(()))
 
@@ -86,8 +84,8 @@ class TCIL(Learner):
         """Freeze a copy of the newest backbone and the classifier as the teacher, and go on with new ones."""
         super().begin_task(task)
         if task.index:
-            self.earlier.append(Teacher(self.backbone, nn.Identity()))
-            self.teacher = nn.Sequential(self.fusion, self.head).requires_grad_(False)
+            self.earlier.append(Teacher(backbone=self.backbone))
+            self.teacher.hold(**{"0": self.fusion, "1": self.head})  # as they are called in checkpoints
         width = self.backbone.width
         self.fusion = MapFusion(width * (len(self.earlier) + 1))
         self.head = PlainHead(width * (len(self.earlier) + 1), self.num_seen_classes)
@@ -120,7 +118,7 @@ class TCIL(Learner):
             targets = auxiliary_targets(labels, num_known=self.num_known_classes)
             scores = self.auxiliary_head(newest.mean((2, 3)))
             auxiliary["newest_features"] = F.cross_entropy(scores, targets, reduction="none")
-        if self.teacher is not None:
+        if self.teacher:
             config, taught = self.config, self.teacher(torch.cat(earlier, dim=1))
             divergence = softened_divergence(
                 logits[:, : taught.shape[1]], taught, temperature=config.temperature
@@ -143,26 +141,12 @@ class TCIL(Learner):
             fused: Tensor = self.fusion(torch.cat(maps, dim=1))
             return fused
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the exemplars."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Align the new rows of the classifier, and choose the task's exemplars."""
-        self.teacher = None
+        self.teacher.clear()
         self.head.align(self.num_known_classes)
         if self.config.capacity:
             self.exemplars.add(*features(), task=task.index)
-
-    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The teacher is gone."""
-        super().allocate(task, shapes)
-        self.teacher = None
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores
 
     @torch.no_grad()
     def _earlier_maps(self, images: Tensor) -> list[Tensor]:

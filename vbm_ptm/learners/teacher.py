@@ -6,6 +6,7 @@ Shapes: N images, K columns of the logits at that time.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +15,27 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone
 
 
-class Teacher(nn.Module):
-    """A frozen copy that stays in evaluation mode, so that its batch norms never move.
+class Teacher(nn.ModuleDict):
+    """Frozen copies of what a learner was before a task, applied one after the other; empty where there is none.
 
-    It is part of the learner's state: make it in ``begin_task``, before anything grows, and drop it in ``end_task`` and
-    ``allocate``.
+    They stay in evaluation mode, so that their batch norms never move. A teacher is part of the learner's state: it is
+    made with the learner, holds the network from ``begin_task`` on, before anything grows, and is cleared in
+    ``end_task``. A state without a teacher clears it as well.
 
     Args:
-        backbone: Is copied.
-        head: Features (N, D) -> logits (N, K); is copied.
+        parts: What it holds from the beginning, as of ``hold``.
     """
 
-    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+    backbone: Backbone
+
+    def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(backbone)
-        self.head = copy.deepcopy(head)
+        self.hold(**parts)
+
+    def hold(self, **parts: nn.Module) -> None:
+        """Hold copies of these modules, and of nothing else; a backbone gives its features."""
+        self.clear()
+        self.update(copy.deepcopy(parts))
         self.requires_grad_(False)
         self.train(False)
 
@@ -38,10 +45,16 @@ class Teacher(nn.Module):
         return self
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, K) without gradient."""
-        logits: Tensor = self.head(self.backbone.features(images))
-        return logits
+    def forward(self, values: Tensor) -> Tensor:
+        """Return what the parts make of images (N, C, H, W), or of maps; with a head last, logits (N, K)."""
+        for part in self.values():
+            values = part.features(values) if isinstance(part, Backbone) else part(values)
+        return values
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        if not any(name.startswith(prefix) for name in state_dict):
+            self.clear()
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def softened_divergence(logits: Tensor, taught: Tensor, *, temperature: float) -> Tensor:

@@ -17,11 +17,10 @@ Differs from the official code in:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone
@@ -69,19 +68,20 @@ class UCIR(Learner):
         self.backbone.requires_grad_(True)
         self.head = CosineHead(backbone.width, 0)
         self.exemplars = ExemplarSet(config.capacity)
-        self.teacher: Teacher | None = None
+        self.teacher = Teacher()
 
     def begin_task(self, task: Task) -> None:
         """Keep the backbone as the teacher, and add columns."""
         super().begin_task(task)
-        self.teacher = Teacher(self.backbone, nn.Identity()) if task.index else None
+        if task.index:
+            self.teacher.hold(backbone=self.backbone)
         self.head.widen(task.num_seen_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the change of direction and the missing margin."""
         features = self.backbone.features(images)
         logits, auxiliary = self.head(features), {}
-        if self.teacher is not None:
+        if self.teacher:
             known, config = self.num_known_classes, self.config
             weight = config.distillation_weight * math.sqrt(known / (self.num_seen_classes - known))
             auxiliary["direction"] = weight * (1 - F.cosine_similarity(features, self.teacher(images)))
@@ -94,25 +94,11 @@ class UCIR(Learner):
             )
         return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), auxiliary)
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the exemplars."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Choose the task's exemplars."""
-        self.teacher = None
+        self.teacher.clear()
         if self.config.capacity:
             self.exemplars.add(*features(), task=task.index)
-
-    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The teacher is gone."""
-        super().allocate(task, shapes)
-        self.teacher = None
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores
 
 
 def missing_margin(

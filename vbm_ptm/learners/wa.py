@@ -15,8 +15,6 @@ Differs from the official code in:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -61,19 +59,20 @@ class WA(Learner):
         self.backbone.requires_grad_(True)
         self.head = PlainHead(backbone.width, 0)
         self.exemplars = ExemplarSet(config.capacity)
-        self.teacher: Teacher | None = None
+        self.teacher = Teacher()
 
     def begin_task(self, task: Task) -> None:
         """Keep the network as the teacher, and add columns."""
         super().begin_task(task)
-        self.teacher = Teacher(self.backbone, self.head) if task.index else None
+        if task.index:
+            self.teacher.hold(backbone=self.backbone, head=self.head)
         self.head.widen(task.num_seen_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the weighted cross-entropy and distillation."""
         logits = self.head(self.backbone.features(images))
         share, auxiliary = self.num_known_classes / self.num_seen_classes, {}
-        if self.teacher is not None:
+        if self.teacher:
             taught = self.teacher(images)
             divergence = softened_divergence(
                 logits[:, : taught.shape[1]], taught, temperature=self.config.temperature
@@ -89,23 +88,9 @@ class WA(Learner):
         """Keep the rows of the classifier from being negative."""
         self.head.weight.clamp_(min=0)
 
-    def rehearsed_rows(self) -> Tensor:
-        """Return the rows of the exemplars."""
-        return self.exemplars.rows
-
     def end_task(self, task: Task, features: Features) -> None:
         """Align the new rows of the classifier, and choose the task's exemplars."""
-        self.teacher = None
+        self.teacher.clear()
         self.head.align(self.num_known_classes)
         if self.config.capacity:
             self.exemplars.add(*features(), task=task.index)
-
-    def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """The teacher is gone."""
-        super().allocate(task, shapes)
-        self.teacher = None
-
-    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
-        """Return logits (N, seen)."""
-        scores: Tensor = self.head(self.query(images) if query is None else query)
-        return scores
