@@ -492,13 +492,13 @@ def test_check__explains_where_a_setting_comes_from(capsys: pytest.CaptureFixtur
     assert main([*command, "--explain", "optimization", "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["optimization.epochs"]["value"] == 8
-    assert explained["optimization.epochs"]["source"] == "--set optimization.epochs=8"
+    assert explained["optimization.epochs"]["source"] == "override optimization.epochs=8"
     assert "per training image" in explained["optimization.epochs"]["meaning"]
     assert explained["optimization.decay"]["source"] == "the default"
     assert explained["optimization.batch_size"]["source"].endswith("slca.yaml, preset embedded")
     assert main([*command, "--explain", "optimization.epochs"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert {"8", "--set"} <= set(shown.split())
+    assert {"8", "override"} <= set(shown.split())
     assert "Epochs per task" in shown
     assert main([*command, "--explain", "optimization.epoch"]) == 2
     assert "Did you mean 'optimization.epochs'?" in capsys.readouterr().err

@@ -38,6 +38,11 @@ def test_nearest_name__is_alike_or_none(given: str, nearest: str | None) -> None
     assert nearest_name(given, iter(["slca", "coda_prompt", "l2p"])) == nearest
 
 
+def test_nearest_name__of_a_count_is_the_count() -> None:
+    """By letters alone the name of another setting is as near."""
+    assert nearest_name("views", ["views_for", "num_views"]) == "num_views"
+
+
 def test_unknown_name__says_what_is_allowed() -> None:
     assert unknown_name("learner", "slka", iter(["slca", "l2p"])) == (
         "unknown learner 'slka'. Did you mean 'slca'? Allowed: l2p, slca."

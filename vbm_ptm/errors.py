@@ -53,8 +53,37 @@ _LOST_RANK = re.compile(
 
 # What a message leaves to the command line, which knows what to type: see vbm_ptm.cli.advice.
 Advice = Literal[
-    "learner", "dataset", "resume", "resume_or_output", "stored_settings", "skip_damaged", "more_data"
+    "learner",
+    "dataset",
+    "backbone",
+    "resume",
+    "resume_or_output",
+    "stored_settings",
+    "skip_damaged",
+    "more_data",
+    "extend",
 ]
+
+
+class Problem(str):
+    """A message that leaves it to the command line to say what to type, also where it is kept as a string.
+
+    Args:
+        text: The message.
+        advice: What the command line adds.
+    """
+
+    advice: Advice | None
+
+    def __new__(cls, text: str, advice: Advice | None = None) -> Problem:  # noqa: D102 - as of the class
+        problem = super().__new__(cls, text)
+        problem.advice = advice
+        return problem
+
+
+def advice_of(problem: str | None) -> Advice | None:
+    """Return what the command line adds to a message, if anything."""
+    return problem.advice if isinstance(problem, Problem) else None
 
 
 class UsageError(ValueError):
@@ -68,8 +97,14 @@ class UsageError(ValueError):
 
     def __init__(self, *problems: str, advice: Advice | None = None) -> None:
         super().__init__("\n".join(problems))
+        if advice is not None:
+            problems = (*problems[:-1], Problem(problems[-1], advice))
         self.problems = problems
-        self.advice = advice
+
+    @property
+    def advice(self) -> Advice | None:
+        """What the command line adds to the last problem."""
+        return advice_of(self.problems[-1]) if self.problems else None
 
 
 class UnreachableError(UsageError):
@@ -119,7 +154,10 @@ def describe_failure(error: Exception) -> str | None:
 
 def nearest_name(given: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name most like the given one, or None if none is alike."""
-    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    allowed = list(allowed)
+    if f"num_{given}" in allowed:  # as all counts are called
+        return f"num_{given}"
+    matches = difflib.get_close_matches(given, allowed, n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 

@@ -19,7 +19,14 @@ from vbm_ptm.backbones import EMBEDDED_NAME
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig, compose
 from vbm_ptm.config.study_config import StudyConfig, StudyRun
 from vbm_ptm.config.tree import changes, nested
-from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure, some_names, unknown_name
+from vbm_ptm.errors import (
+    Problem,
+    TrainingInterrupted,
+    UsageError,
+    describe_failure,
+    some_names,
+    unknown_name,
+)
 from vbm_ptm.experiment import run
 from vbm_ptm.launch import is_main_process, num_processes
 from vbm_ptm.report.collect import Collected, MeasuredRun, Missing, collect, costs_of, measures_of
@@ -339,12 +346,12 @@ def execute(
                 if failure is None:
                     logger.error("%s", traceback.format_exc())
                 logger.error("%s failed: %s", planned, failure or error)
-                failed.append(planned.missing(f"{type(error).__name__}: {failure or error}"))
+                advice = error.advice if isinstance(error, UsageError) else None
+                failed.append(planned.missing(Problem(f"{type(error).__name__}: {failure or error}", advice)))
             gc.collect()  # what a failed run leaves hangs together in cycles
     if refusals and len(refusals) == len(remaining):
         problems = dict.fromkeys(itertools.chain.from_iterable(refusal.problems for refusal in refusals))
-        advice = {refusal.advice for refusal in refusals}
-        raise UsageError(*problems, advice=advice.pop() if len(advice) == 1 else None)
+        raise UsageError(*problems)
     with exclusively(output):
         collected = collect_finished(study or runs, failed=failed)
         if is_main_process():

@@ -406,7 +406,7 @@ class TestNames:
         with pytest.raises(UsageError) as caught:
             load_vit(name)
         assert hint in str(caught.value)
-        assert "vbm-ptm list backbones" in str(caught.value)
+        assert caught.value.advice == "backbone"
 
     @pytest.mark.parametrize(
         ("name", "attribute"),

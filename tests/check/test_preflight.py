@@ -260,10 +260,10 @@ def test_explain_setting__names_value_source_and_meaning() -> None:
         (setting,) = explain_setting(key, compose(**sources)).values()
         return setting
 
-    assert (explained("seed").value, explained("seed").source) == (5, "--set seed=5")
+    assert (explained("seed").value, explained("seed").source) == (5, "override seed=5")
     assert explained("seed").meaning.startswith("Training seed")
     assert (explained("device").value, explained("device").source) == ("auto", "the default")
-    assert (explained("preset").value, explained("preset").source) == ("paper", "--preset")
+    assert (explained("preset").value, explained("preset").source) == ("paper", "argument preset=paper")
     assert explained("learner.name").source.endswith("learners/slca.yaml")
     assert "slow learner" in explained("learner.backbone_learning_rate_scale").meaning
     assert explained("dataset.image_column").source.endswith("datasets/cifar100.yaml")

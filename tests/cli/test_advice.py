@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import get_args
 
 from vbm_ptm.cli.advice import WHAT_TO_TYPE, messages
@@ -18,3 +19,12 @@ def test_messages__end_with_what_to_type() -> None:
     assert last.startswith("two. ")
     assert "--more-data" in last
     assert messages(UsageError("one.")) == ["one."]
+
+
+def test_messages__keep_the_advice_of_problems_that_are_collected() -> None:
+    """Errors of many parts are collected as strings, copied, and raised again as one."""
+    found = [*UsageError("one.", advice="learner").problems, *UsageError("two.", advice="dataset").problems]
+    one, two = messages(UsageError(*copy.deepcopy(found)))
+    assert "--learner" in one
+    assert "--dataset" in two
+    assert UsageError(*found).advice == "dataset"

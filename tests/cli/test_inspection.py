@@ -66,6 +66,17 @@ def test_check__prints_json_of_a_wrong_configuration_too(learner: list[str], cap
     assert json.loads(capsys.readouterr().out)["faults"][0].startswith("seed: 'x' is not allowed")
 
 
+def test_check__says_what_to_type(learner: list[str], capsys: Capture) -> None:
+    """The advice of a part's error is not lost where the faults of all parts are collected."""
+    command = ["check", "--dataset", "digits", *learner, "--set", "scenario.extends=run"]
+    assert main(command) == 2
+    assert "error: scenario.extends needs scenario.num_earlier_tasks. 'vbm-ptm extend' sets both." in (
+        capsys.readouterr().err
+    )
+    assert main([*command, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["faults"][-1].endswith("'vbm-ptm extend' sets both.")
+
+
 def test_main__shows_the_first_hundred_of_many_problems(
     learner: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

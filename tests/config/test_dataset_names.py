@@ -55,7 +55,7 @@ def test_dataset_settings__tell_what_a_name_was_taken_for(
         for name in ("digits", "./digits")
     )
     assert ours.validate().dataset_settings.endswith("configs/datasets/digits.yaml")
-    assert place.validate().dataset_settings == "--dataset ./digits"
+    assert place.validate().dataset_settings == "argument dataset=./digits"
 
 
 def test_resolve_dataset__a_folder_called_like_a_yaml_file_is_a_folder(

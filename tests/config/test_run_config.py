@@ -127,7 +127,7 @@ def test_compose__later_sources_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "batch_size": learner_file,
         "gradient_accumulation_steps": None,
         "optimizer": None,
-        "learning_rate": "--set optimization.learning_rate=0.17",
+        "learning_rate": "override optimization.learning_rate=0.17",
         "momentum": f"{learner_file}, preset mine for toy",
         "weight_decay": "last.yaml",
         "schedule": None,
@@ -243,13 +243,13 @@ def test_validate__reports_every_wrong_setting_at_once() -> None:
     found = problems_of(dataset="digits", learner="slca", overrides=wrong)
     for item in wrong:
         key = item.partition("=")[0]
-        about = [line for line in found if line.endswith(f"(from --set {item})")]
+        about = [line for line in found if line.endswith(f"(from override {item})")]
         assert about, item
         assert all(
             key.split(".")[min(1, key.count("."))] in line or "'optimisation'" in line for line in about
         )
         assert "[" not in about[0].partition(":")[0], item
-    by_item = {line.rpartition("(from --set ")[2].rstrip(")"): line for line in found}
+    by_item = {line.rpartition("(from override ")[2].rstrip(")"): line for line in found}
     assert by_item[wrong[0]].startswith(
         "unknown setting in optimization 'epoch'. Did you mean 'epochs'? Allowed: "
     )
@@ -599,7 +599,9 @@ def test_compose__refuses_an_item_without_effect(item: str, remedy: str) -> None
     with pytest.raises(UsageError) as caught:
         compose(dataset="cifar100", learner="coda_prompt", overrides=[item]).validate()
     key = item.partition("=")[0]
-    assert caught.value.problems == (f"{key} has no effect without {remedy} (--set {item}); leave it out.",)
+    assert caught.value.problems == (
+        f"{key} has no effect without {remedy} (override {item}); leave it out.",
+    )
 
 
 def test_compose__leaves_what_a_preset_sets_without_effect_alone(tmp_path: Path) -> None:

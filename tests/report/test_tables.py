@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vbm_ptm.analysis.spread import Spread
+from vbm_ptm.errors import Problem, advice_of
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 from vbm_ptm.report.collect import Collected, Effect, EffectRow, Missing, Row
 from vbm_ptm.report.tables import (
@@ -108,6 +109,8 @@ def test_missing_lines__name_runs_that_failed_and_lines_that_are_not_complete() 
         "not finished: slca, seed and class-order seed (1, 7), (2, 7)",
     ]
     assert missing_lines([]) == []
+    damaged = Missing("slca", (1, 7), "out/1", Problem("UsageError: damaged", "skip_damaged"))
+    assert [advice_of(line) for line in missing_lines([failed, damaged])] == [None, "skip_damaged"]
 
 
 def test_effect_lines__say_what_was_paired() -> None:

@@ -82,7 +82,7 @@ def load_backbone(
     """
     if config.name == RESNET18_CIFAR:
         if kind is PromptableViT:
-            raise UsageError(_no_vit(f"backbone '{config.name}'", needed_by))
+            raise UsageError(_no_vit(f"backbone '{config.name}'", needed_by), advice="backbone")
         _refuse_settings(config, "gradient_checkpointing", "from_scratch")
         return _resnet(config, seed=seed)
     _refuse_settings(config, "channels", "initialization")
@@ -102,7 +102,9 @@ def load_backbone(
                 gradient_checkpointing=config.gradient_checkpointing,
             )
     elif kind is PromptableViT:
-        raise UsageError(_no_vit(f"backbone '{config.name}' (timm's {type(probe).__name__})", needed_by))
+        raise UsageError(
+            _no_vit(f"backbone '{config.name}' (timm's {type(probe).__name__})", needed_by), advice="backbone"
+        )
     else:
         _refuse_settings(config, "gradient_checkpointing")
     for note in notes:
@@ -112,8 +114,8 @@ def load_backbone(
 
 def _no_vit(what: str, needed_by: str) -> str:
     return (
-        f"{what} is not a vision transformer that takes prompts, which {needed_by} needs; take one of those that "
-        "`vbm-ptm list backbones` names, or a learner for any backbone, such as finetune."
+        f"{what} is not a vision transformer that takes prompts, which {needed_by} needs; take such a backbone, or a "
+        "learner for any backbone, such as finetune."
     )
 
 

@@ -151,7 +151,8 @@ def _probe(name: str, resolved: str) -> VisionTransformer:
     if problems:
         raise UsageError(
             *(f"backbone '{name}' cannot take prompts: {problem}" for problem in problems),
-            "`vbm-ptm list backbones` names the models that can.",
+            "Take a backbone that can.",
+            advice="backbone",
         )
     assert isinstance(probe, VisionTransformer)
     return probe
@@ -176,12 +177,14 @@ def resolve_name(name: str) -> tuple[str, list[str]]:
         return full_name, [f"backbone '{name}' is a deprecated name for '{full_name}': write that."]
     architecture, tag = timm.models.split_model_name_tag(name)
     if not timm.models.is_model(architecture):
-        raise UsageError(_unknown_backbone(name, timm.list_models(include_tags=bool(tag))))
+        raise UsageError(_unknown_backbone(name, timm.list_models(include_tags=bool(tag))), advice="backbone")
     allowed = list(timm.models.get_arch_pretrained_cfgs(architecture))
     if tag:
         if name not in allowed:
             known = ", ".join(allowed) or "(none)"
-            raise UsageError(f"{_unknown_backbone(name, allowed)} Tags of {architecture}: {known}.")
+            raise UsageError(
+                f"{_unknown_backbone(name, allowed)} Tags of {architecture}: {known}.", advice="backbone"
+            )
         return name, []
     full_name = _with_tag(name)
     if full_name == name:
@@ -200,7 +203,7 @@ def _with_tag(name: str) -> str:
 
 
 def _unknown_backbone(name: str, allowed: list[str]) -> str:
-    return f"unknown backbone '{name}'.{did_you_mean(name, allowed)} `vbm-ptm list backbones` shows all."
+    return f"unknown backbone '{name}'.{did_you_mean(name, allowed)}"
 
 
 def local_file(path: Path) -> WeightsFile:

@@ -58,7 +58,8 @@ class PromptableViT(Backbone):
         if problems:
             raise UsageError(
                 *(f"this backbone cannot take prompts: {problem}" for problem in problems),
-                "`vbm-ptm list backbones` names the models that can.",
+                "Take a backbone that can.",
+                advice="backbone",
             )
         assert isinstance(vit, VisionTransformer)
         if vit.num_classes != 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vbm_ptm.cli.advice import messages
+from vbm_ptm.cli.advice import with_advice
 from vbm_ptm.cli.options import AsJson, ConfigFile, Dataset, LearnerName, Overrides, Preset, sources_of
 from vbm_ptm.cli.printing import print_json, stdout
 from vbm_ptm.errors import UsageError
@@ -87,9 +87,9 @@ def check(
     except UsageError as error:
         if not as_json:
             raise
-        found = Survey(faults=messages(error))
+        found = Survey(faults=list(error.problems))
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(found) | {"faults": [with_advice(fault) for fault in found.faults]})
     elif not found.faults:
         _print_facts(found.facts)
     if found.faults:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vbm_ptm.cli.advice import with_advice
 from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.launch import is_main_process
 
@@ -121,7 +122,7 @@ def show_study(
             for directory in row.directories:
                 console.print(f"  {directory}", soft_wrap=True)
         for line in missing_lines([*collected.failed, *collected.missing]):
-            console.print(line, soft_wrap=True)
+            console.print(with_advice(line), soft_wrap=True)
         if writes_page:
             from vbm_ptm.reporting import write_report
 

@@ -88,4 +88,4 @@ def dataset_trees(given: str) -> list[tuple[Tree, str]]:
     place = Path(os.path.normpath(meant.place))  # called as it was given, also where that is a link
     name = place.name if place.is_dir() else place.stem  # site.a and site.b are two folders
     merge(tree, {"dataset": {"name": name, "path": str(meant.place)}})
-    return [(tree, f"--dataset {given}")]
+    return [(tree, f"argument dataset={given}")]

@@ -299,7 +299,7 @@ def compose(
         late.merge(tree, tree_origin)
     for item in overrides:
         try:
-            late.merge(override(item), f"--set {item}")
+            late.merge(override(item), f"override {item}")
         except UsageError as error:
             problems += error.problems
     _refuse_contradictions(late, dataset=dataset, learner=learner, preset=preset)
@@ -378,7 +378,9 @@ def _refuse_contradictions(
     place = resolve_dataset(dataset).place if dataset and path else None
     if place:
         chosen["dataset.path"] = (os.path.realpath(place), path and os.path.realpath(path))
-    elif path or source:  # the name alone renames the images of --dataset, the place alone is that of a copy
+    elif (
+        path or source
+    ):  # the name alone renames the images of the data set given, the place alone is that of a copy
         chosen["dataset.name"] = (None if is_file else dataset, name)
     problems = [
         f"{key.partition('.')[0]} is {option}, but {late.origin(key)} says {key}: {later}; leave one of them out."
@@ -391,7 +393,7 @@ def _refuse_contradictions(
 
 def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str, preset: str | None) -> None:
     """Merge the learner's file: its base, the preset, and the preset's part for the data set."""
-    composed.merge({"learner": {"name": learner}}, f"--learner {learner}")
+    composed.merge({"learner": {"name": learner}}, f"argument learner={learner}")
     learner_class(learner)  # a wrong name is reported before its file is looked for
     file = find_config(
         f"learners/{learner.rpartition(':')[2] if ':' in learner else learner}", is_optional=":" in learner
@@ -406,7 +408,8 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     backbone = _given(late.tree, "backbone", "name")
     chosen = preset or _default_preset(presets, dataset_name, backbone)
     composed.merge(
-        {"preset": chosen}, "--preset" if preset else "the default preset for data set and weights"
+        {"preset": chosen},
+        f"argument preset={preset}" if preset else "the default preset for data set and weights",
     )
     if chosen == "none":
         return
@@ -458,7 +461,7 @@ def dataset_spec(dataset: str, *, overrides: Sequence[str] = ()) -> DatasetSpec:
     for tree_and_origin in dataset_trees(dataset):
         composed.merge(*tree_and_origin)
     for item in overrides:
-        composed.merge(override(item), f"--set {item}")
+        composed.merge(override(item), f"override {item}")
     try:
         return DatasetSpec.model_validate(as_text(composed.tree.get("dataset", {})))
     except ValidationError as error:

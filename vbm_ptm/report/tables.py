@@ -8,6 +8,7 @@ from typing import Any, get_args
 from rich.table import Table
 
 from vbm_ptm.analysis.spread import Spread
+from vbm_ptm.errors import Problem, advice_of
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope, TopK
 from vbm_ptm.report.collect import Collected, Effect, Missing
 
@@ -129,7 +130,11 @@ def plan_totals(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def missing_lines(missing: Sequence[Missing]) -> list[str]:
     """Return a sentence per run of a study that failed, and one for each label that is not complete."""
-    failed = [f"failed: {item.directory}: {item.problem}" for item in missing if item.problem]
+    failed = [
+        Problem(f"failed: {item.directory}: {item.problem}", advice_of(item.problem))
+        for item in missing
+        if item.problem
+    ]
     seeds: dict[str, list[str]] = {}
     for item in missing:
         if not item.problem:

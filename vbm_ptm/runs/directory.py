@@ -76,7 +76,7 @@ class RunDirectory:
                     f"{item}: the run is finished as it is. What may change is where its files lie and how it "
                     f"computes: {', '.join(FREE_IN_USE)}."
                 )
-            composed.merge(override(item), f"--set {item}")
+            composed.merge(override(item), f"override {item}")
         return composed.validate()
 
     def kept(self, config: RunConfig) -> RunConfig:

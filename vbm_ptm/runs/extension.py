@@ -68,7 +68,7 @@ def extension_config(
         "allow_known_classes": is_more_data,
     }
     composed = ComposedConfig()
-    composed.merge(tree, f"{directory.path} and --dataset {dataset}")
+    composed.merge(tree, f"{directory.path} and argument dataset={dataset}")
     for item in overrides:
         key = item.partition("=")[0].strip()
         if not is_within(key, FREE_IN_EXTENSION) or is_within(key, ["dataset.transforms"]):
@@ -76,7 +76,7 @@ def extension_config(
                 f"{item}: an extension keeps what the run was made with. What may change: "
                 f"{', '.join(FREE_IN_EXTENSION)}, but not dataset.transforms."
             )
-        composed.merge(override(item), f"--set {item}")
+        composed.merge(override(item), f"override {item}")
     return composed.validate()
 
 

@@ -47,7 +47,7 @@ def extended_checkpoint(config: RunConfig) -> Checkpoint:
     scenario = config.scenario
     assert scenario.extends is not None
     if scenario.num_earlier_tasks is None:
-        raise UsageError("scenario.extends needs scenario.num_earlier_tasks; 'vbm-ptm extend' sets both.")
+        raise UsageError("scenario.extends needs scenario.num_earlier_tasks.", advice="extend")
     directory = RunDirectory(scenario.extends)
     stored, given = (each.model_dump(mode="json") for each in (directory.config(), config))
     kept = ("learner", "backbone.name", "backbone.image_size", "dataset.transforms", "scenario.kind")

@@ -135,8 +135,8 @@ def _keys_of(entries: Sequence[ListEntry], pool: SourceSplit) -> list[str]:
     names: list[str] = pool.source_names.to_pylist()
     if pool.identities is not None and entries and {entry.path for entry in entries} <= set(names):
         logger.warning(
-            "the lists know rows by their numbers: that the table's rows have another order now would not be noticed; "
-            "'vbm-ptm split' writes lists that know them by what they hold"
+            "the lists name rows by their numbers: if the rows of the table are in another order now, nothing tells; "
+            "lists that name images by their content are safe from that"
         )
         return names
     return keys
