@@ -1,6 +1,6 @@
 """Keep what studies have measured in the repository, and make the tables of docs/results.md of it.
 
-python scripts/results.py keep RUNS/digits     keeps the finished runs of a study, in place of those kept before
+python scripts/results.py keep RUNS/digits     keeps the finished runs of a study; what was kept of them is replaced
 python scripts/results.py tables               writes the tables into docs/results.md and docs/results/few_visits.md,
                                                and the pictures that these pages show into docs/results
 
@@ -197,7 +197,9 @@ def write_kept(runs: Iterable[KeptRun], docs: Path = DOCS) -> None:
 
 
 def keep(study: Path, docs: Path = DOCS) -> int:
-    """Keep the finished runs below a study's folder; return how many there are.
+    """Keep the finished runs below a study's folder beside those kept before; return how many there are.
+
+    A run of the same study, line, seed and class order replaces the one that is there: a study may be kept in parts.
 
     Args:
         study: Output folder of ``vbm-ptm study``; its name becomes the name of the study.
@@ -209,7 +211,8 @@ def keep(study: Path, docs: Path = DOCS) -> int:
         if result.is_finished:
             found.append(KeptRun.of(study.name, file.relative_to(study).parts[0], result))
     others = read_kept(docs) if (docs / "results" / "runs.csv").exists() else []
-    write_kept([*(run for run in others if run.study != study.name), *found], docs)
+    again = {run.key for run in found}
+    write_kept([*(run for run in others if run.key not in again), *found], docs)
     return len(found)
 
 

@@ -86,7 +86,7 @@ def test_kept__numbers_in_the_rows_follow_from_the_counts(results: ModuleType) -
         assert len(run.weights_sha256) in (0, 64)  # none: trained from scratch
 
 
-def test_keep__takes_finished_runs_in_place_of_those_before(
+def test_keep__adds_finished_runs_and_replaces_the_same_ones(
     results: ModuleType, stored: dict[str, Any], tmp_path: Path
 ) -> None:
     def write(label: str, *, seed: int = 1, **changes: Any) -> None:
@@ -115,6 +115,10 @@ def test_keep__takes_finished_runs_in_place_of_those_before(
     assert "| `l2p` | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | 1 |" in results.tables(kept[:2])
     assert results.keep(tmp_path / "digits", docs) == 2
     assert [each.row() for each in results.read_kept(docs)] == [each.row() for each in kept]
+    (tmp_path / "digits").rename(tmp_path / "elsewhere")  # a part of the same study, run in another place
+    write("l2p-V4", seed=3)
+    assert results.keep(tmp_path / "digits", docs) == 1
+    assert [run.seed for run in results.read_kept(docs)[:-1]] == [1, 1, 3]
 
 
 def test_tables__of_numbers_by_hand(results: ModuleType) -> None:
