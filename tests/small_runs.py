@@ -243,7 +243,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         directory.mkdir(exist_ok=goes_on)
         accelerator = build_accelerator(device="cpu", mixed_precision=mixed_precision)
         stop = StopRequest(stop_after_task)
-        store = CheckpointStore(directory / "checkpoints")
+        store = CheckpointStore(directory / "checkpoints", fresh=learner)
         checkpoint = read_checkpoint(store.newest_first()[0]) if goes_on else None
         if checkpoint:
             restore(learner, checkpoint)

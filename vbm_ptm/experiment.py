@@ -111,7 +111,9 @@ def _train(
     """Train from the newest checkpoint on, if there is one; write and return the result, whatever happens."""
     config, is_main, started = setup.config, accelerator.is_main_process, time.monotonic()
     tree = config.model_dump(mode="json")
-    store = CheckpointStore(directory.path / "checkpoints", keep=config.checkpoint.keep, config=tree)
+    store = CheckpointStore(
+        directory.path / "checkpoints", keep=config.checkpoint.keep, config=tree, fresh=setup.learner
+    )
     checkpoint = newest_checkpoint(store, setup, directory, skip_damaged=skip_damaged)
     optimizer = checkpoint.optimizer_tensors() if checkpoint else {}
     if not checkpoint and (directory.path / "log.jsonl").exists():

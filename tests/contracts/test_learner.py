@@ -314,8 +314,8 @@ def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: st
         num_ranks=1,
         num_threads=1,
     )
-    store = CheckpointStore(tmp_path)
     learner = build()
+    store = CheckpointStore(tmp_path, fresh=learner)
     for number in range(num_finished):
         fit(learner, toy, until=number + 1)
         store.save(learner, state)

@@ -53,7 +53,8 @@ def live_through(learner: Learner, task: Task) -> None:
 
 
 def saved_run(new_learner: NewLearner, directory: Path, *, tasks: int = 2, **options: Any) -> CheckpointStore:
-    store, learner = CheckpointStore(directory, **options), new_learner("nearest_mean")
+    learner = new_learner("nearest_mean")
+    store = CheckpointStore(directory, fresh=learner, **options)
     for task in TASKS[:tasks]:
         live_through(learner, task)
         store.save(learner, STATE)
@@ -82,7 +83,8 @@ def names_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["finetune", "nearest_mean"])
 def test_checkpoint__brings_everything_back(new_learner: NewLearner, tmp_path: Path, name: str) -> None:
-    store, learner = CheckpointStore(tmp_path), new_learner(name)
+    learner = new_learner(name)
+    store = CheckpointStore(tmp_path, fresh=learner)
     for task in TASKS[:3]:
         live_through(learner, task)
         store.save(learner, STATE.model_copy(update={"log_position": task.index + 1}))
@@ -173,13 +175,56 @@ def test_checkpoint__names_task_10_after_task_1(new_learner: NewLearner, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["finetune", "nearest_mean"])
-def test_checkpoint__leaves_a_frozen_backbone_out(new_learner: NewLearner, tmp_path: Path, name: str) -> None:
+def test_checkpoint__holds_of_the_backbone_what_has_changed(
+    new_learner: NewLearner, tmp_path: Path, name: str
+) -> None:
+    """Frozen or not, and on its way from task to task; without a fresh learner everything is stored."""
     learner = new_learner(name)
+    store = CheckpointStore(tmp_path / "parts", fresh=learner)
     live_through(learner, TASKS[0])
-    checkpoint = CheckpointStore(tmp_path).save(learner, STATE)
-    stored = {key for key in checkpoint.tensors() if key.startswith("backbone.")}
-    expected = set() if name == "nearest_mean" else {key for key in learner.state_dict() if "backbone" in key}
-    assert stored == expected
+    names = {key for key in learner.state_dict() if key.startswith("backbone.")}
+    for task, changed in enumerate(("norm.weight", "blocks.1.attn.qkv.bias")):
+        if task:
+            live_through(learner, TASKS[task])
+        with torch.no_grad():
+            learner.backbone.vit.get_parameter(changed).add_(0.1)
+        checkpoint = store.save(learner, STATE)
+        stored = {key.removeprefix("backbone.vit.") for key in checkpoint.tensors() if key in names}
+        assert stored == {"norm.weight", changed}
+        restored = new_learner(name)
+        restore(restored, read(store, task))
+        found = restored.state_dict()
+        assert all(torch.equal(tensor, found[key]) for key, tensor in learner.state_dict().items())
+    whole = CheckpointStore(tmp_path / "whole").save(learner, STATE)
+    assert names <= set(whole.tensors())
+    assert whole.state.left_out_sha256 is None
+    restore(new_learner(name), whole)
+
+
+def test_checkpoint__of_slow_norms_and_biases_is_small(new_learner: NewLearner, tmp_path: Path) -> None:
+    learner = new_learner("slca_pp", drift="none")
+    store = CheckpointStore(tmp_path, fresh=learner)
+    live_through(learner, TASKS[0])
+    with torch.no_grad():
+        for parameter in learner.backbone.parameters():
+            parameter.add_(0.1 * parameter.requires_grad)
+    tensors = store.save(learner, STATE).tensors()
+    trained = {name for name, each in learner.backbone.named_parameters() if each.requires_grad}
+    assert {name.removeprefix("backbone.") for name in tensors if name.startswith("backbone.")} == trained
+    assert not any(name.endswith("qkv.weight") for name in trained)
+    assert "vit.cls_token" in trained
+
+
+def test_restore__refuses_other_tensors_in_place_of_what_was_left_out(
+    new_learner: NewLearner, tmp_path: Path
+) -> None:
+    checkpoint = read(saved_run(new_learner, tmp_path))
+    other = new_learner("nearest_mean")
+    with torch.no_grad():
+        other.backbone.vit.pos_embed.mul_(1.001)
+    with pytest.raises(UsageError, match=r"leaves out .* makes other tensors of the same weights"):
+        restore(other, checkpoint)
+    assert other.tasks == []
 
 
 def test_checkpoint__refuses_other_weights(new_learner: NewLearner, tmp_path: Path) -> None:
@@ -257,10 +302,20 @@ def rewrite_state(directory: Path, **changes: Any) -> None:
     sums.write_text(sums.read_text().replace(before, hashlib.sha256(state.read_bytes()).hexdigest()))
 
 
-def test_read__takes_the_version_before(new_learner: NewLearner, tmp_path: Path) -> None:
-    """Version 4 had the shapes of what tasks leave behind in place of how many are finished."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format_version": 5},
+        # Version 4 had the shapes of what tasks leave behind in place of how many are finished.
+        {"format_version": 4, "num_finished": None, "finished_shapes": [{}, {}]},
+    ],
+)
+def test_read__takes_the_versions_before(
+    new_learner: NewLearner, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """They left out a frozen backbone without a fingerprint."""
     store = saved_run(new_learner, tmp_path)
-    rewrite_state(tmp_path / "task_01", format_version=4, num_finished=None, finished_shapes=[{}, {}])
+    rewrite_state(tmp_path / "task_01", left_out_sha256=None, **changes)
     checkpoint = read(store)
     assert (checkpoint.is_finished, checkpoint.state.num_finished) == (True, 2)
     restored = new_learner("nearest_mean")
@@ -279,7 +334,7 @@ def test_read__refuses_another_format(
         (tmp_path / "task_01" / "SHA256SUMS").unlink()
     with pytest.raises(
         UsageError,
-        match=f"format version {version}; this version of vbm_ptm reads versions 4 and {FORMAT_VERSION}",
+        match=f"format version {version}; this version of vbm_ptm reads versions 4, 5, {FORMAT_VERSION}",
     ):
         store.read()
     assert read(store, 0).task_index == 0
@@ -314,7 +369,8 @@ def test_read__knows_what_is_there(new_learner: NewLearner, tmp_path: Path) -> N
 def test_checkpoint__keeps_what_it_is_told(
     new_learner: NewLearner, tmp_path: Path, name: str, keep: Any, expected: list[int]
 ) -> None:
-    store, learner = CheckpointStore(tmp_path, keep=keep), new_learner(name)
+    learner = new_learner(name)
+    store = CheckpointStore(tmp_path, keep=keep, fresh=learner)
     for task in TASKS:
         live_through(learner, task)
         store.save(learner, STATE)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from torch.nn import Parameter
+
 from vbm_ptm.backbones import load_backbone
 from vbm_ptm.building import Setup, build, build_recipe
 from vbm_ptm.config.reference import settings_of
@@ -249,11 +251,16 @@ def _training_bytes(config: RunConfig, parameters: dict[str, int]) -> int:
 
 
 def _stored_bytes(learner: Learner) -> int:
-    """What a checkpoint holds, class statistics apart."""
+    """What a checkpoint holds, class statistics apart: of the backbone what is trained, and what it averages."""
+    fixed = {
+        f"backbone.{name}"
+        for name, tensor in learner.backbone.state_dict(keep_vars=True).items()
+        if learner.backbone_is_frozen or (isinstance(tensor, Parameter) and not tensor.requires_grad)
+    }
     return sum(
         tensor.numel() * tensor.element_size()
         for name, tensor in learner.state_dict().items()
-        if not (learner.backbone_is_frozen and name.startswith("backbone."))
+        if name not in fixed
     )
 
 

@@ -45,22 +45,13 @@ class MixedViewSampler(ViewBatchSampler):
         self._own = ViewBatchSampler(num_own, batch_size, own_views, seed, task_index)
         self._exemplars = _ExemplarSampler(num_exemplars, batch_size, exemplar_views, seed, task_index)
         super().__init__(num_own + num_exemplars, batch_size, 1, seed, task_index)
-        self.num_views = self._own.num_views
+        self.num_own, self.num_views = num_own, self._own.num_views
+        self.num_exemplar_views = self._exemplars.num_views
 
     @property
     def cycle_length(self) -> int:
         """Epochs after which every sample of a kind has been visited equally often."""
-        return self._own.num_views * self._exemplars.num_views
-
-    @property
-    def num_own(self) -> int:
-        """Samples of the task itself."""
-        return self._own.num_samples
-
-    @property
-    def num_exemplar_views(self) -> int:
-        """Views of each exemplar."""
-        return self._exemplars.num_views
+        return self.num_views * self.num_exemplar_views
 
     def steps(self) -> list[list[int]]:
         """Return the distinct positions in 0..num_samples-1 of each step of the epoch."""
@@ -68,7 +59,7 @@ class MixedViewSampler(ViewBatchSampler):
         self._exemplars.set_epoch(self.epoch)
         own = self._own.visited()
         exemplars = [self.num_own + position for position in self._exemplars.visited()]
-        groups, singles = (own, exemplars) if self._own.num_views > 1 else (exemplars, own)
+        groups, singles = (own, exemplars) if self.num_views > 1 else (exemplars, own)
         parts = _filled_up(groups, singles, num_views=self.cycle_length, num_steps=len(self))
         return [sorted(part, key=lambda position: position >= self.num_own) for part in parts]
 

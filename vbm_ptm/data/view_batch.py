@@ -68,6 +68,8 @@ class ViewBatchSampler:
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.num_views = effective_views(num_samples, num_views)
+        # Exemplars at positions behind the task's own samples may have another number of views.
+        self.num_own, self.num_exemplar_views = num_samples, self.num_views
         self.seed = seed
         self.task_index = task_index
         self.epoch = 0
@@ -75,16 +77,6 @@ class ViewBatchSampler:
     @property
     def cycle_length(self) -> int:
         """Epochs after which every sample has been visited equally often."""
-        return self.num_views
-
-    @property
-    def num_own(self) -> int:
-        """Samples with ``num_views``; exemplars at the positions behind them have ``num_exemplar_views``."""
-        return self.num_samples
-
-    @property
-    def num_exemplar_views(self) -> int:
-        """Views of the exemplars behind the task's own samples."""
         return self.num_views
 
     def num_images(self, positions: Sequence[int]) -> int:

@@ -1,7 +1,7 @@
 """Checkpoints: directories of safetensors and JSON that are there as a whole or not at all.
 
     checkpoints/task_02/                        after a task:
-        learner.safetensors                     state dict without the frozen backbone and the statistics
+        learner.safetensors                     state dict without statistics and what the backbone was loaded with
         state.json                              what rebuilds the learner, the counts so far, the configuration
         SHA256SUMS                              of all files that belong to it, as sha256sum -c reads them
     checkpoints/last_000123/                    inside a task, after so many steps of the run: the same, and
@@ -37,6 +37,7 @@ from vbm_ptm.settings import Settings
 from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, READABLE_VERSIONS, CheckpointState, RunState
 from vbm_ptm.storage.durable_files import as_json, remove_partials, write_directory, write_file
 from vbm_ptm.storage.save_schedule import check_interval
+from vbm_ptm.storage.tensor_prints import combined, fingerprints
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,8 @@ class CheckpointStore:
         directory: ``checkpoints`` in the run directory.
         keep: See ``CheckpointConfig``.
         config: The run's configuration as JSON values, which every checkpoint repeats.
+        fresh: The run's learner before its first task. What its backbone was loaded with and still has is left out of
+            checkpoints; None to store all of it.
     """
 
     def __init__(
@@ -134,12 +137,14 @@ class CheckpointStore:
         *,
         keep: Literal["auto", "all", "last"] = "auto",
         config: Mapping[str, Any] | None = None,
+        fresh: Learner | None = None,
     ) -> None:
         self.directory = directory
         self.keep = keep
         self.config = dict(config or {})
         self._statistics: dict[str, str] = {}
         self._has_written = False
+        self._loaded = fingerprints(_of_backbone(fresh.state_dict())) if fresh else {}
 
     def save(self, learner: Learner, state: RunState) -> Checkpoint:
         """Write the checkpoint of the task that the learner has just finished.
@@ -235,8 +240,9 @@ class CheckpointStore:
         """Write a checkpoint whose learner has finished so many tasks; their statistics are written once."""
         self._refuse_loss()
         tensors = _stored(learner.state_dict())
-        if learner.backbone_is_frozen:
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("backbone.")}
+        now = fingerprints(_of_backbone(tensors)) if self._loaded else {}
+        left_out = {name: digest for name, digest in now.items() if self._loaded.get(name) == digest}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
         finished = {name: tensors.pop(name) for name in list(tensors) if name.startswith("statistics.")}
         index = learner.task.index
         newest = {name: value for name, value in finished.items() if name.startswith(f"statistics.{index}.")}
@@ -253,6 +259,7 @@ class CheckpointStore:
             format_version=FORMAT_VERSION,
             task_index=index,
             weights_sha256=learner.backbone.weights.sha256 if learner.backbone.weights else None,
+            left_out_sha256=combined(left_out) if left_out else None,
             num_finished=num_finished,
             files=tuple(sorted(digests)),
             config=self.config,
@@ -297,7 +304,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if version not in (None, *READABLE_VERSIONS):
             raise UsageError(
                 f"checkpoint {path} has format version {version}; "
-                f"this version of vbm_ptm reads versions {' and '.join(map(str, READABLE_VERSIONS))}."
+                f"this version of vbm_ptm reads versions {', '.join(map(str, READABLE_VERSIONS))}."
             )
     if not sums or sums != _sums(digests, path.name):
         raise _damage(path / _SUMS, "damaged" if sums else "missing or empty")
@@ -312,7 +319,7 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     """Bring a fresh learner into the state of a checkpoint: grow it task by task, then load strictly.
 
     Raises:
-        UsageError: The frozen backbone's weights are not those that the checkpoint was made with.
+        UsageError: The backbone's weights are not those that the checkpoint was made with.
     """
     weights, recorded = learner.backbone.weights, checkpoint.state.weights_sha256
     given = weights.sha256 if weights else None
@@ -322,16 +329,28 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
             "Give the same file by backbone.checkpoint."
         )
     tensors = checkpoint.tensors()
+    _complete(tensors, learner, checkpoint)
     tasks, num_finished = checkpoint.state.tasks, checkpoint.state.num_finished
     with seeded(0):  # what a task starts from is overwritten, but drawn
         grow(learner, tasks[:num_finished], tensors)
         if not checkpoint.is_finished:
             learner.begin_task(tasks[num_finished])
-    if learner.backbone_is_frozen:
-        tensors |= {
-            name: value for name, value in learner.state_dict().items() if name.startswith("backbone.")
-        }
     learner.load_state_dict(tensors)
+
+
+def _complete(tensors: dict[str, Tensor], learner: Learner, checkpoint: Checkpoint) -> None:
+    """Add the backbone's tensors that a checkpoint has left out, from a fresh learner; versions before 6 name none."""
+    state = checkpoint.state
+    is_partial = state.left_out_sha256 is not None or state.format_version < 6
+    own = {name: tensor for name, tensor in _of_backbone(learner.state_dict()).items() if name not in tensors}
+    if not own or not is_partial:
+        return
+    if state.left_out_sha256 not in (None, combined(fingerprints(own))):
+        raise UsageError(
+            f"{checkpoint.path} leaves out what the backbone was loaded with, and this version of the program or of "
+            "its libraries makes other tensors of the same weights. Take the versions that result.json names."
+        )
+    tensors |= {name: tensor.clone() for name, tensor in own.items()}
 
 
 def grow(learner: Learner, tasks: Sequence[Task], tensors: Mapping[str, Tensor]) -> None:
@@ -353,6 +372,10 @@ def grow(learner: Learner, tasks: Sequence[Task], tensors: Mapping[str, Tensor])
                 if name.startswith(prefix)
             },
         )
+
+
+def _of_backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("backbone.")}
 
 
 def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

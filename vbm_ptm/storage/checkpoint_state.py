@@ -12,9 +12,10 @@ from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.storage.task_position import TaskPosition
 from vbm_ptm.storage.task_record import TaskRecord
 
-FORMAT_VERSION = 5
-# What can be read: version 4 also listed the shapes that the files of tensors say.
-READABLE_VERSIONS = (4, FORMAT_VERSION)
+FORMAT_VERSION = 6
+# What can be read: version 5 left a backbone out as a whole or not at all; version 4 also listed the shapes that the
+# files of tensors say.
+READABLE_VERSIONS = (4, 5, FORMAT_VERSION)
 
 
 class RunState(Record):
@@ -63,6 +64,8 @@ class CheckpointState(RunState):
         format_version: Of this layout.
         task_index: The task after which, or inside which, it was written, from 0.
         weights_sha256: The pre-trained weights; None for a backbone that the caller made.
+        left_out_sha256: One fingerprint of the backbone's tensors that are as they were loaded, and not stored; None
+            where none is left out, and in earlier versions.
         num_finished: Tasks that are finished.
         files: Files with tensors, relative to ``checkpoints``.
         config: The configuration of the run.
@@ -71,6 +74,7 @@ class CheckpointState(RunState):
     format_version: int
     task_index: int
     weights_sha256: str | None
+    left_out_sha256: str | None = None
     num_finished: int
     files: tuple[str, ...]
     config: dict[str, Any]
