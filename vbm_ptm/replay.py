@@ -305,6 +305,22 @@ def quota_of(capacity: int, num_cells: int) -> int:
     return capacity // max(num_cells, 1)
 
 
+def records_per_draw(rehearsal: Rehearsal, num_views: int) -> int:
+    """Return the samples in a draw from a full buffer: its size counts images."""
+    return max(1, round(rehearsal.draw_size / num_views))
+
+
+def kept_sizes(capacity: int, sizes: Sequence[int], *, num_cells: int) -> list[int]:
+    """Return how many images of cells of these sizes are kept where so many cells share the capacity."""
+    quota = quota_of(capacity, num_cells)
+    return [min(quota, size) for size in sizes]
+
+
+def num_held_out(smallest: int, *, share: float) -> int:
+    """Return how many images of each class are held out, given those of the smallest class."""
+    return min(max(1, int(share * smallest)), smallest - 1)
+
+
 def cells_of(classes: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return every class index (n,) of a task with its number of images."""
     found, counts = np.unique(classes, return_counts=True)
@@ -323,8 +339,8 @@ def trained_classes(
     """
     if rehearsal is None or rehearsal.mode == "stream":
         return own, 0
-    quota = quota_of(rehearsal.capacity, len(cells))
-    kept = [[label] * min(quota, size) for label, size in cells]
+    sizes = kept_sizes(rehearsal.capacity, [size for _, size in cells], num_cells=len(cells))
+    kept = [[label] * size for (label, _), size in zip(cells, sizes, strict=True)]
     together = np.concatenate([own, np.array(list(itertools.chain.from_iterable(kept)), dtype=np.int64)])
     if not (rehearsal.held_out and cells):
         return together, len(together) - len(own)
@@ -342,7 +358,7 @@ def is_held_out(rows: Tensor, labels: Tensor, *, share: float) -> Tensor:
         share: Part of the smallest class that is held out of each; at least one image, but none of a class of one.
     """
     classes, counts = labels.unique(return_counts=True)
-    count = min(max(1, int(share * int(counts.min()))), int(counts.min()) - 1) if len(counts) else 0
+    count = num_held_out(int(counts.min()), share=share) if len(counts) else 0
     keys = torch.tensor([seed_for("held_out", seed=0, task=0, sample=row) for row in rows.tolist()])
     is_held = torch.zeros(len(rows), dtype=torch.bool)
     for label in classes.tolist():

@@ -10,6 +10,7 @@ import pytest
 
 from vbm_ptm.check.estimates import estimate, even_outline, read_outline
 from vbm_ptm.config.run_config import RunConfig, compose
+from vbm_ptm.data.single_views import SingleViewDataset
 from vbm_ptm.experiment import run
 from vbm_ptm.learners import list_learners
 from vbm_ptm.learners.registry import learner_class
@@ -37,8 +38,71 @@ def test_estimate__is_what_a_run_takes(
     assert foretold.num_tasks == len(result["task_records"])
     assert (foretold.num_steps, foretold.num_images) == (result["num_steps"], result["num_images"])
     tested = sum(cell["total"] for row in result["accuracy_counts"]["rows"] for cell in row)
-    assert foretold.num_viewed == 72 + tested
+    assert foretold.num_viewed == (0 if learner == "finetune" else 72) + tested
     assert foretold.hours(2.0) == (foretold.num_images + foretold.num_viewed / 3) / 2 / 3600
+
+
+VIEWED = {
+    "slca": {"drift": "linear", "alignment_epochs": 1},
+    "hide_prompt": {"alignment_epochs": 1, "num_centroids": 2},
+    "inf_lora": {},
+    "icarl": {"capacity": 24, "mirrored_means": True},
+    "bic": {"capacity": 30, "held_out": 0.4},
+    "expandable": {"capacity": 24, "balanced_epochs": 2, "reset_epoch": 0},
+    "wa": {"capacity": 24},
+    "fdr": {"capacity": 16, "draw_size": 4},
+    "er": {"capacity": 16, "draw_size": 4},
+    "der_pp": {"capacity": 16, "draw_size": 6},
+    "s_iprompt": {"num_centres": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [name if name in ("icarl", "fdr") else pytest.param(name, marks=pytest.mark.slow) for name in VIEWED],
+)
+def test_estimate__counts_every_training_image_that_is_looked_at(
+    learner: str, toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features, stages and draws, against what the data sets were asked for."""
+    viewed: list[int] = []
+    item = SingleViewDataset.__getitem__
+
+    def noted(self: SingleViewDataset, row: int) -> Any:
+        if self.split.name == "train":
+            viewed.append(row)
+        return item(self, row)
+
+    monkeypatch.setattr(SingleViewDataset, "__getitem__", noted)
+    tree = toy_tree(learner, **VIEWED[learner])
+    tree["data"] = {"num_workers": 0}
+    config = config_of(tree)
+    result = run(config, output=tmp_path / "run")
+    foretold = estimate(config, read_outline(config.dataset))
+    tested = sum(cell["total"] for row in result["accuracy_counts"]["rows"] for cell in row)
+    assert foretold.num_viewed - tested == len(viewed)
+    buffers = [record["learner_report"].get("buffer", {}) for record in result["task_records"]]
+    assert foretold.num_replayed == sum(buffer.get("replayed_images", 0) for buffer in buffers)
+    assert (foretold.num_steps, foretold.num_images) == (result["num_steps"], result["num_images"])
+
+
+@pytest.mark.parametrize(("learner", "passes"), [("lwf", [(3, 1), (4, 1)]), ("expandable", [(3, 1), (4, 2)])])
+def test_estimate__counts_teachers_and_earlier_backbones(
+    learner: str, passes: list[tuple[int, int]], toy_tree: Callable[..., Tree]
+) -> None:
+    config = config_of(toy_tree(learner))
+    assert [config.learner.passes(index) for index in (0, 1)] == passes
+    config = config_of(
+        toy_tree(learner, **({"capacity": 0, "balanced_epochs": 0} if learner == "expandable" else {}))
+    )
+    foretold = estimate(config, even_outline(num_classes=12, num_train=72, num_test=48))
+    own = 0 if learner == "lwf" else 24  # images of a task, 16 tests of each
+    by_hand = sum(
+        48 * each.training + (own + 16 * (index + 1)) * each.viewing
+        for index, each in enumerate(map(config.learner.passes, range(3)))
+    )
+    assert foretold.num_passes == by_hand
+    assert foretold.hours(1.0) == by_hand / 3 / 3600
 
 
 def test_estimate__goes_by_assumed_counts_where_data_are_not_at_hand(toy_tree: Callable[..., Tree]) -> None:

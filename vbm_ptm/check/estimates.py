@@ -13,11 +13,8 @@ from vbm_ptm.building import build_recipe
 from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
-from vbm_ptm.replay import cells_of, trained_classes
-
-# A training image takes a forward and a backward pass, which is about three forward passes; with a frozen backbone
-# gradients still run through it to the prompts.
-FORWARD_PASSES_PER_TRAINING_IMAGE = 3
+from vbm_ptm.learners.config import TRAINING_PASSES, TaskSizes
+from vbm_ptm.replay import Rehearsal, cells_of, kept_sizes, records_per_draw, trained_classes
 
 
 @dataclass(frozen=True)
@@ -52,20 +49,22 @@ class Estimate(NamedTuple):
         num_tasks: Tasks that are trained.
         num_steps: Optimizer steps.
         num_images: Images in them.
-        num_viewed: Images that are only looked at: tests after each task, and features of each training image.
-        num_replayed: Past images in the draws beside the steps, at most.
+        num_viewed: Images that are only looked at: tests after each task, and what the method does before and after
+            training.
+        num_replayed: Past images in the draws beside the steps.
+        num_passes: Forward passes of the backbone for all of these, a backward pass counted as two.
     """
 
     num_tasks: int
     num_steps: int
     num_images: int
     num_viewed: int
-    num_replayed: int = 0
+    num_replayed: int
+    num_passes: int
 
     def hours(self, images_per_second: float) -> float:
-        """Return the time at a rate of training images; an image that is only looked at counts as a third."""
-        images = self.num_images + self.num_replayed + self.num_viewed / FORWARD_PASSES_PER_TRAINING_IMAGE
-        return images / images_per_second / 3600
+        """Return the time at a rate of training images that take a forward and a backward pass each."""
+        return self.num_passes / TRAINING_PASSES / images_per_second / 3600
 
 
 def read_outline(spec: DatasetSpec) -> DataOutline:
@@ -143,19 +142,36 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
         task.index: len(scenario.rows_of(task, test.labels, test.domains))
         for task in scenario.evaluation_tasks
     }
-    num_steps = num_images = num_viewed = num_replayed = 0
-    rehearsal = config.learner.rehearsal
-    num_drawn = rehearsal.draws * rehearsal.draw_size if rehearsal else 0
+    num_steps = num_images = num_viewed = num_replayed = num_passes = 0
+    learner, num_views = config.learner, config.view_batch.views_per_replay
     cells: list[tuple[int, int]] = []
     for task in scenario.tasks:
         rows = scenario.rows_of(task, train.labels, train.domains)
         own = train.labels[rows]
-        num_viewed += len(rows) + sum(tested[seen.index] for seen in scenario.seen_after(task.index))
-        if config.learner.trains(task.index):
-            trained = trained_classes(rehearsal, own, cells)
+        sizes = TaskSizes(task.index, [size for _, size in cells_of(own)], [size for _, size in cells])
+        viewed = learner.viewed_images(sizes) + sum(tested[s.index] for s in scenario.seen_after(task.index))
+        shown = 0
+        if learner.trains(task.index):
+            trained = trained_classes(learner.rehearsal, own, cells)
             workload = recipe.workload(recipe.sampler(*trained, task_index=task.index))
             num_steps += workload.num_steps
             num_images += workload.num_images
-            num_replayed += workload.num_steps * num_drawn
+            drawn = _drawn(learner.rehearsal, sizes, num_steps=workload.num_steps, num_views=num_views)
+            num_replayed += drawn
+            shown = workload.num_images + drawn
+        num_viewed += viewed
+        passes = learner.passes(task.index)
+        num_passes += shown * passes.training + viewed * passes.viewing
         cells += cells_of(own)
-    return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed, num_replayed)
+    return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed, num_replayed, num_passes)
+
+
+def _drawn(rehearsal: Rehearsal | None, sizes: TaskSizes, *, num_steps: int, num_views: int) -> int:
+    """Return the images that are drawn beside the steps of a task; a reservoir is as good as full after one step."""
+    if rehearsal is None or not rehearsal.draws:
+        return 0
+    if rehearsal.filled_by == "steps":
+        held, num_steps = rehearsal.capacity, num_steps - (not sizes.task_index)
+    else:
+        held = sum(kept_sizes(rehearsal.capacity, sizes.earlier, num_cells=len(sizes.earlier)))
+    return num_steps * rehearsal.draws * min(records_per_draw(rehearsal, num_views), held) * num_views

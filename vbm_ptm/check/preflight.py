@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from vbm_ptm.backbones import load_backbone
 from vbm_ptm.building import Setup, build, build_recipe
+from vbm_ptm.check.estimates import DataOutline, SplitLabels, estimate
 from vbm_ptm.config.reference import settings_of
 from vbm_ptm.config.run_config import ComposedConfig, RunConfig
 from vbm_ptm.config.tree import leaves
@@ -224,6 +225,7 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         "parameters of the last task": _counts(parameters[-1]),
         "steps": sum(workload.num_steps for workload in workloads),
         "images to train on": sum(workload.num_images for workload in workloads),
+        **_images_beside(setup),
         "memory for weights, gradients and optimizer": _size(memory),
         "disk for checkpoints": _size(sum(stored if keeps_all else stored[-2:]) + statistics),
         "of it for class statistics": _size(statistics),
@@ -232,6 +234,19 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
                 _position_bytes(config, counts, size) for counts, size in zip(parameters, stored, strict=True)
             )
         ),
+    }
+
+
+def _images_beside(setup: Setup) -> dict[str, int]:
+    """Return the images that a run needs beside those of its steps; not known of an extension."""
+    if setup.config.scenario.extends is not None:
+        return {}
+    datasets = setup.benchmark.datasets
+    train, test = (SplitLabels(split.labels, split.domains) for split in (datasets.train, datasets.test))
+    foretold = estimate(setup.config, DataOutline(datasets.class_names, train, test))
+    return {
+        **({"past images drawn beside them": foretold.num_replayed} if foretold.num_replayed else {}),
+        "images to look at, tests included": foretold.num_viewed,
     }
 
 

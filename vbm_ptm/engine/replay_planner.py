@@ -14,7 +14,7 @@ import torch
 from vbm_ptm.data.view_batch import Integers, ViewBatchSampler
 from vbm_ptm.data.views import ReplayPart
 from vbm_ptm.learners.base import Learner
-from vbm_ptm.replay import Admission, ChosenRows, Rehearsal, Reservoir, is_held_out
+from vbm_ptm.replay import Admission, ChosenRows, Rehearsal, Reservoir, is_held_out, records_per_draw
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,6 @@ class ReplayPlanner:
         )
         self.num_tasks = 0
         self.num_replayed = 0
-
-    @property
-    def records_per_draw(self) -> int:
-        """Samples in a draw from a full buffer: its size counts images."""
-        return max(1, round(self.rehearsal.draw_size / self.num_views))
 
     def plan(
         self, steps: Sequence[Sequence[int]], *, task: int, epoch: int, first_step: int
@@ -123,7 +118,9 @@ class ReplayPlanner:
     def _draws(self, task: int, step: int) -> tuple[ReplayPart, ...]:
         rows, draws = self.buffer.rows, []
         for draw in range(self.rehearsal.draws):
-            slots = self.buffer.draw(self.records_per_draw, task=task, step=step, part=draw)
+            slots = self.buffer.draw(
+                records_per_draw(self.rehearsal, self.num_views), task=task, step=step, part=draw
+            )
             own = [rows[slot] for slot in slots]
             draws.append(ReplayPart(step, draw, own, slots, self.num_views, len(slots)))
         return tuple(draws)

@@ -15,6 +15,7 @@ Differs from the official code in:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ class APERConfig(LearnerConfig):
         first_session: What the first task trains; with "none" the features are those of ``nearest_mean``, twice.
     """
 
+    feature_passes: ClassVar[int] = 1
     name: str = "aper"
     first_session: FirstSessionConfig = FirstSessionConfig(kind="adapter")
 

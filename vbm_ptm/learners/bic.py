@@ -15,7 +15,7 @@ Differs from the official code in:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,8 +26,9 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
+from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher, softened_divergence
-from vbm_ptm.replay import ExemplarSet, Rehearsal, is_held_out
+from vbm_ptm.replay import ExemplarSet, Rehearsal, is_held_out, kept_sizes, num_held_out
 
 # Pull of the correction to alpha = 1 and beta = 0: where classes are apart the cross-entropy alone has no minimum.
 _PULL = 1e-3
@@ -42,10 +43,17 @@ class BiCConfig(LearnerConfig):
         held_out: Part of the smallest class that is held out of each class for the correction.
     """
 
+    has_teacher: ClassVar[bool] = True
     name: str = "bic"
     capacity: int = Field(default=2000, ge=1)
     temperature: float = Field(default=2.0, gt=0)
     held_out: float = Field(default=0.1, gt=0, lt=1)
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the task's images, and those that are held out for the correction."""
+        counts = [*sizes.own, *kept_sizes(self.capacity, sizes.earlier, num_cells=len(sizes.earlier))]
+        held_out = num_held_out(min(counts), share=self.held_out) * len(counts) if sizes.task_index else 0
+        return sum(sizes.own) + held_out
 
     @property
     def rehearsal(self) -> Rehearsal:

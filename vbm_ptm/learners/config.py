@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.replay import Rehearsal
@@ -12,8 +13,43 @@ from vbm_ptm.settings import Settings
 TrainedTasks = Literal["all", "first", "none"]
 
 
+# A backward pass takes about two forward passes, with a frozen backbone too: gradients run through it to the prompts.
+TRAINING_PASSES = 3
+
+
+class TaskSizes(NamedTuple):
+    """How many training images there are.
+
+    Attributes:
+        task_index: The task, from 0.
+        own: Images of each of its classes.
+        earlier: Images of each class of each earlier task.
+    """
+
+    task_index: int
+    own: Sequence[int]
+    earlier: Sequence[int]
+
+
+class Passes(NamedTuple):
+    """Forward passes of the backbone for one image, a backward pass counted as two.
+
+    Attributes:
+        training: In a training step.
+        viewing: When it is only looked at, for its features or in a test.
+    """
+
+    training: int
+    viewing: int
+
+
 class LearnerConfig(Settings):
     """Settings of a learner; each method's own class adds its hyper-parameters."""
+
+    # How often all images of a task are looked at before and after its training; see ``viewed_images``.
+    feature_passes: ClassVar[int] = 0
+    # Whether the network before the task answers the images of every later task.
+    has_teacher: ClassVar[bool] = False
 
     name: str
 
@@ -25,6 +61,14 @@ class LearnerConfig(Settings):
     def trains(self, task_index: int) -> bool:
         """Return whether a task has training steps."""
         return self.trained_tasks == "all" or (self.trained_tasks == "first" and task_index == 0)
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the training images that are looked at before and after the training of a task."""
+        return self.feature_passes * sum(sizes.own)
+
+    def passes(self, task_index: int) -> Passes:
+        """Return what an image of a task takes."""
+        return Passes(TRAINING_PASSES + (self.has_teacher and task_index > 0), 1)
 
     def task_notes(self, task: Task) -> list[str]:
         """Return what should be known of a task before it is learned with these settings.

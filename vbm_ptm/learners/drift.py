@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vbm_ptm.learners.alignment import AlignmentConfig
+from vbm_ptm.learners.config import TaskSizes
 
 
 class DriftConfig(AlignmentConfig):
@@ -32,6 +33,10 @@ class DriftConfig(AlignmentConfig):
     """
 
     drift: Literal["none", "linear"] = "none"
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the task's images, twice where features from before training are kept."""
+        return sum(sizes.own) * (2 if self.drift == "linear" and sizes.task_index else 1)
 
     @model_validator(mode="after")
     def _check_covariance(self) -> DriftConfig:

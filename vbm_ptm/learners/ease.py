@@ -15,6 +15,7 @@ Differs from the official code in:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -45,6 +46,7 @@ class EASEConfig(LearnerConfig):
         alpha: Weight of all subspaces but a class's own together.
     """
 
+    feature_passes: ClassVar[int] = 1
     name: str = "ease"
     adapter_width: int = Field(default=64, ge=1)
     adapter_dropout: float = Field(default=0.0, ge=0, lt=1)

@@ -25,9 +25,10 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TaskSizes
 from vbm_ptm.learners.plain_head import PlainHead
 from vbm_ptm.learners.teacher import Teacher
-from vbm_ptm.replay import ExemplarSet, Rehearsal
+from vbm_ptm.replay import ExemplarSet, Rehearsal, kept_sizes
 
 
 class ExpandableConfig(LearnerConfig):
@@ -52,6 +53,17 @@ class ExpandableConfig(LearnerConfig):
     balanced_batch_size: int = Field(default=128, ge=1)
     balanced_weight_decay: float = Field(default=5e-4, ge=0)
     balanced_temperature: float = Field(default=5.0, gt=0)
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the task's images, and those that the classifier is fitted to in each of its epochs."""
+        counts = [*sizes.own, *kept_sizes(self.capacity, sizes.earlier, num_cells=len(sizes.earlier))]
+        counts = [count for count in counts if count]
+        fitted = self.balanced_epochs * min(counts) * len(counts) if sizes.task_index else 0
+        return sum(sizes.own) + fitted
+
+    def passes(self, task_index: int) -> Passes:
+        """Return one pass more for every earlier backbone."""
+        return Passes(TRAINING_PASSES + task_index, 1 + task_index)
 
     @property
     def rehearsal(self) -> Rehearsal:

@@ -22,7 +22,8 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
-from vbm_ptm.replay import ExemplarSet, Rehearsal, Replay
+from vbm_ptm.learners.config import TaskSizes
+from vbm_ptm.replay import ExemplarSet, Rehearsal, Replay, kept_sizes
 
 
 class FDRConfig(LearnerConfig):
@@ -36,6 +37,10 @@ class FDRConfig(LearnerConfig):
     name: str = "fdr"
     capacity: int = Field(default=200, ge=1)
     draw_size: int = Field(default=32, ge=1)
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the images that are chosen, for their answers."""
+        return sum(kept_sizes(self.capacity, sizes.own, num_cells=len(sizes.own) + len(sizes.earlier)))
 
     @property
     def rehearsal(self) -> Rehearsal:

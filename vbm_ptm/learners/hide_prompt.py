@@ -21,6 +21,7 @@ Shapes: N images, D width, K columns, M centroids, k centroids of a class, B blo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +55,7 @@ class HiDePromptConfig(AlignmentConfig):
         identity_alignment_learning_rate: Rate of their alignment.
     """
 
+    feature_passes: ClassVar[int] = 2
     name: str = "hide_prompt"
     expert_blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     expert_length: int = Field(default=5, ge=1)

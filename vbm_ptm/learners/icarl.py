@@ -14,7 +14,7 @@ Differs from the official code in:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -25,8 +25,9 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import SharedHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
+from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher
-from vbm_ptm.replay import ExemplarSet, Rehearsal
+from vbm_ptm.replay import ExemplarSet, Rehearsal, kept_sizes
 
 
 class ICaRLConfig(LearnerConfig):
@@ -42,12 +43,19 @@ class ICaRLConfig(LearnerConfig):
         normalize: Compare unit vectors, in herding too; mammoth does, the view-batch model's code does not.
     """
 
+    has_teacher: ClassVar[bool] = True
     name: str = "icarl"
     capacity: int = Field(default=200, ge=0)
     classifier: Literal["nearest_mean", "linear"] = "nearest_mean"
     all_columns: bool = False
     mirrored_means: bool = True
     normalize: bool = True
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the task's images, and all exemplars for their means."""
+        together = [*sizes.earlier, *sizes.own]
+        held = sum(kept_sizes(self.capacity, together, num_cells=len(together)))
+        return sum(sizes.own) + held * (1 + self.mirrored_means) if self.capacity else 0
 
     @property
     def rehearsal(self) -> Rehearsal:

@@ -22,7 +22,7 @@ Shapes: N images, T tokens, D width, R rank, B blocks, k directions.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -49,6 +49,7 @@ class InfLoRAConfig(LearnerConfig):
             one view (official), or "eval".
     """
 
+    feature_passes: ClassVar[int] = 2
     name: str = "inf_lora"
     rank: int = Field(default=10, ge=1)
     kept_share: float = Field(default=0.95, gt=0, le=1)

@@ -12,6 +12,8 @@ Differs from the official code in:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -32,6 +34,7 @@ class LwFConfig(LearnerConfig):
         temperature: Divides the logits of both networks.
     """
 
+    has_teacher: ClassVar[bool] = True
     name: str = "lwf"
     alpha: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=2.0, gt=0)

@@ -7,6 +7,8 @@ the task's classes and the sigmoid of the old network in those of the others.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ class LwFMCConfig(LearnerConfig):
             over those seen so far.
     """
 
+    has_teacher: ClassVar[bool] = True
     name: str = "lwf_mc"
     all_columns: bool = False
 

@@ -8,6 +8,7 @@ over the images of all domains.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from vbm_ptm.learners.prototypes import class_cosines, keep_class_sums
 class NearestMeanConfig(LearnerConfig):
     """Nearest class mean has no settings of its own."""
 
+    feature_passes: ClassVar[int] = 1
     name: str = "nearest_mean"
 
     @property

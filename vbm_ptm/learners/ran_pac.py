@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveFloat
@@ -48,6 +48,7 @@ class RanPACConfig(LearnerConfig):
         first_session: What the first task trains before its features are summed; nothing by default.
     """
 
+    feature_passes: ClassVar[int] = 1
     name: str = "ran_pac"
     projection_width: int = Field(default=10_000, ge=0)
     ridges: tuple[PositiveFloat, ...] = Field(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -49,6 +49,7 @@ class SIPromptConfig(LearnerConfig):
         distance: Norm of the distance to a centre; the official code takes L1, the paper writes L2.
     """
 
+    feature_passes: ClassVar[int] = 1
     name: str = "s_iprompt"
     prompt_length: int = Field(default=10, ge=1)
     num_centres: int = Field(default=5, ge=1)

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TaskSizes
 from vbm_ptm.learners.expandable import auxiliary_targets
 from vbm_ptm.learners.fusion import MapFusion, map_distance
 from vbm_ptm.learners.plain_head import PlainHead
@@ -54,6 +55,14 @@ class TCILConfig(LearnerConfig):
     map_weight: float = Field(default=0.5, ge=0)
     map_epochs: int = Field(default=50, ge=1)
     distils_new_maps: bool = False
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the task's images, for herding."""
+        return sum(sizes.own) if self.capacity else 0
+
+    def passes(self, task_index: int) -> Passes:
+        """Return one pass more for every earlier backbone."""
+        return Passes(TRAINING_PASSES + task_index, 1 + task_index)
 
     @property
     def rehearsal(self) -> Rehearsal:

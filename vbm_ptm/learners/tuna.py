@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -45,6 +45,7 @@ class TUNAConfig(AlignmentConfig):
         orthogonality_weight: Weight of the term that keeps an adapter's up-projection away from those of earlier tasks.
     """
 
+    feature_passes: ClassVar[int] = 1
     name: str = "tuna"
     adapter_width: int = Field(default=16, ge=1)
     adapter_dropout: float = Field(default=0.0, ge=0, lt=1)

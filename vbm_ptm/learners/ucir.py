@@ -17,6 +17,7 @@ Differs from the official code in:
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -27,6 +28,7 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import CosineHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
+from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
@@ -42,12 +44,17 @@ class UCIRConfig(LearnerConfig):
         margin_weight: Weight of the margin.
     """
 
+    has_teacher: ClassVar[bool] = True
     name: str = "ucir"
     capacity: int = Field(default=2000, ge=0)
     distillation_weight: float = Field(default=5.0, ge=0)
     margin: float = Field(default=0.5, ge=0)
     num_rivals: int = Field(default=2, ge=1)
     margin_weight: float = Field(default=1.0, ge=0)
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the task's images, for herding."""
+        return sum(sizes.own) if self.capacity else 0
 
     @property
     def rehearsal(self) -> Rehearsal:
