@@ -127,6 +127,7 @@ def test_compose__later_sources_win(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "batch_size": learner_file,
         "gradient_accumulation_steps": None,
         "optimizer": None,
+        "fused": None,
         "learning_rate": "override optimization.learning_rate=0.17",
         "momentum": f"{learner_file}, preset mine for toy",
         "weight_decay": "last.yaml",
