@@ -349,12 +349,14 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
         ONE_VIEW | S_CIFAR100 | TCIL,
     ),
     ("bic", "cifar100"): (
-        "BiC: the paper's temperature and held-out part; the schedule of DER-ClassIL.pytorch",
-        ONE_VIEW | S_CIFAR100 | own(temperature=2.0, held_out=0.1),
+        "LargeScaleIncrementalLearning: resnet.py; incremental_learning.pytorch: options/bic/bic_cifar100.yaml",
+        ONE_VIEW | S_CIFAR100 | own(temperature=2.0, held_out=0.1) | inputs(brightness=0)
+        | schedule(epochs=250, milestones=(100, 150, 200), weight_decay=2e-4, warmup_epochs=0),
     ),
     ("ucir", "cifar100"): (
-        "CVPR19_Incremental_Learning; the schedule of DER-ClassIL.pytorch",
-        ONE_VIEW | S_CIFAR100 | own(distillation_weight=5.0, margin=0.5, num_rivals=2, margin_weight=1.0),
+        "CVPR19_Incremental_Learning: cifar100-class-incremental/run.sh, class_incremental_cosine_cifar100.py",
+        ONE_VIEW | S_CIFAR100 | own(distillation_weight=5.0, margin=0.5, num_rivals=2, margin_weight=1.0)
+        | inputs(brightness=0) | schedule(epochs=160, milestones=(80, 120), warmup_epochs=0),
     ),
     ("wa", "cifar100"): ("DER-ClassIL.pytorch: align.py", ONE_VIEW | S_CIFAR100 | own(temperature=2.0)),
 }  # fmt: skip

@@ -43,6 +43,8 @@ def test_ucir__weighs_the_change_of_direction_by_the_numbers_of_classes(
     torch.testing.assert_close(output.auxiliary["direction"], expected)
     cosines = F.normalize(features, dim=1) @ F.normalize(learner.head.weight, dim=1).T
     torch.testing.assert_close(output.logits, learner.head.scale * cosines)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(output.logits, labels), learner.head.weight)
+    assert torch.equal(gradient.any(1), torch.tensor([False, False, True, True, True]))
     torch.testing.assert_close(
         output.auxiliary["margin"],
         missing_margin(cosines, labels, num_known=2, margin=0.5, num_rivals=2),

@@ -51,8 +51,9 @@ class CosineHead(nn.Module):
         wider[:old] = self.weight.detach()
         self.weight = nn.Parameter(wider)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits (N,K) for features (N,D), not rounded by autocast."""
+    def forward(self, features: Tensor, *, num_fixed: int = 0) -> Tensor:
+        """Return logits (N,K) for features (N,D), not rounded by autocast; the first rows may get no gradient."""
         with torch.autocast(features.device.type, enabled=False):
             features = features.to(self.weight.dtype)
-            return self.scale * (F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T)
+            rows = F.normalize(torch.cat([self.weight[:num_fixed].detach(), self.weight[num_fixed:]]), dim=1)
+            return self.scale * (F.normalize(features, dim=1) @ rows.T)

@@ -2,9 +2,9 @@
 
 Hou, Pan, Loy, Wang, Lin: "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019 (repository
 CVPR19_Incremental_Learning). Exemplars of earlier classes are training images of the task. Beside the cross-entropy of
-scaled cosines, features are held to the direction that the network before the task gave them, with the weight
-``distillation_weight * sqrt(n_old / n_new)``, and the cosine of an exemplar's class is to exceed the largest ones of
-new classes by a margin.
+scaled cosines, where rows of earlier classes are not trained, features are held to the direction that the network
+before the task gave them, with the weight ``distillation_weight * sqrt(n_old / n_new)``, and the cosine of an
+exemplar's class is to exceed the largest ones of new classes by a margin.
 
 Differs from the official code in:
   - Rows of new classes are drawn, not set to the mean features of the class.
@@ -87,7 +87,7 @@ class UCIR(Learner):
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the change of direction and the missing margin."""
         features = self.backbone.features(images)
-        logits, auxiliary = self.head(features), {}
+        logits, auxiliary = self.head(features, num_fixed=self.num_known_classes), {}
         if self.teacher:
             known, config = self.num_known_classes, self.config
             weight = config.distillation_weight * math.sqrt(known / (self.num_seen_classes - known))
