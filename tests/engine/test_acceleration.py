@@ -140,6 +140,12 @@ def test_build_accelerator__refuses_fp16_on_a_cpu() -> None:
     assert build_accelerator(device="cpu").mixed_precision == "no"  # the refused one is forgotten
 
 
+def test_build_accelerator__names_a_variable_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "banana")
+    with pytest.raises(UsageError, match=r"banana.*ACCELERATE_USE_CPU=banana"):
+        build_accelerator()
+
+
 def test_build_accelerator__refuses_a_device_that_is_not_there() -> None:
     absent = "mps" if torch.cuda.is_available() else "cuda"
     with pytest.raises(UsageError, match=rf"device: {absent} is not available here. Available: auto, cpu"):

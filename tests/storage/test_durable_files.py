@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +70,23 @@ def test_write__goes_on_where_nothing_can_be_forced_to_the_disk(
     (message,) = [record.getMessage() for record in caplog.records]
     assert f"cannot force {kind} to the disk ({os.strerror(code)})" in message
     assert "power cut" in message
+
+
+def test_write__goes_on_where_a_directory_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that may be written to and not read, or on a file system that opens none."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *arguments: Any) -> int:
+        if flags == os.O_RDONLY and Path(path).is_dir():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *arguments)
+
+    monkeypatch.setattr("vbm_ptm.storage.durable_files.os.open", refuse)
+    durable_files._warn_once.cache_clear()
+    write_file(tmp_path / "file", b"new")
+    write_directory(tmp_path / "folder", {"a": b"new"})
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "a").read_bytes() == b"new"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"cannot force a directory to the disk ({os.strerror(errno.EACCES)})" in message

@@ -69,8 +69,8 @@ def build_accelerator(
         rank_timeout: How long a rank waits for the others, at the start and later.
 
     Raises:
-        UsageError: The device or a tracker's package is not there; the launcher asks for sharding; not all ranks come
-            in time; or fp16 is asked for on a CPU, which would compute it in fp32 silently.
+        UsageError: The device or a tracker's package is not there; the launcher asks for sharding, or a variable of its
+            own holds what Accelerate cannot read; not all ranks come in time; or fp16 is asked for on a CPU, which would compute it in fp32 silently.
     """
     sharding = [name for key, name in _SHARDING.items() if os.environ.get(key, "").lower() in ("true", "1")]
     if sharding:
@@ -114,6 +114,14 @@ def build_accelerator(
         if torch.distributed.is_initialized() or num_processes() == 1:
             raise
         raise UsageError(_start_problem(error, rank_timeout)) from error
+    except ValueError as error:
+        given = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("ACCELERATE_")]
+        if not given:
+            raise
+        raise UsageError(
+            f"Accelerate cannot read the environment ({first_line(error)}): {', '.join(sorted(given))}. Unset what no "
+            "launcher has set."
+        ) from error
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise UsageError("trainer.mixed_precision 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'.")
     # Accumulation is the trainer's: Accelerate would divide by a number of its own, which the launcher may set.

@@ -122,7 +122,13 @@ def sync(descriptor: int, path: Path) -> None:
 def _sync_directory(path: Path) -> None:
     if os.name == "nt":  # where directories cannot be opened
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except (
+        OSError
+    ) as error:  # of a folder that may be written to and not read, or a file system that opens none
+        _warn_once("a directory", str(error.strerror))
+        return
     try:
         sync(descriptor, path)
     finally:
