@@ -69,8 +69,9 @@ def build_accelerator(
         rank_timeout: How long a rank waits for the others, at the start and later.
 
     Raises:
-        UsageError: The device or a tracker's package is not there; the launcher asks for sharding, or a variable of its
-            own holds what Accelerate cannot read; not all ranks come in time; or fp16 is asked for on a CPU, which would compute it in fp32 silently.
+        UsageError: The device or a tracker's package is not there; the launcher asks for sharding; the environment
+            holds what Accelerate cannot read; not all ranks come in time; or fp16 is asked for on a CPU, which would
+            compute it in fp32 silently.
     """
     sharding = [name for key, name in _SHARDING.items() if os.environ.get(key, "").lower() in ("true", "1")]
     if sharding:
