@@ -528,6 +528,15 @@ def test_labels__that_are_no_numbers_of_classes_are_refused(label: Any, tmp_path
     assert "name no class" in said
 
 
+@pytest.mark.parametrize("on_unlabelled", ["error", "skip"])
+def test_domains__are_written_for_every_row(on_unlabelled: str, tmp_path: Path) -> None:
+    """Rows without a class can be left out; of domains nothing says so, and no advice may."""
+    file = write_table(tmp_path / "train.parquet", ["a", "b"], domain=["x", None])
+    said = refusal(file, domain_column="domain", on_unlabelled=on_unlabelled)
+    assert "1 of 2 rows without a domain" in said
+    assert "on_unlabelled" not in said
+
+
 @pytest.mark.parametrize("column", ["image", "label"])
 def test_columns__that_are_there_twice_are_refused(column: str, tmp_path: Path) -> None:
     table = pq.read_table(write_table(tmp_path / "once.parquet", ["a", "b"]))

@@ -195,7 +195,11 @@ def table_split(name: str, parts: Sequence[TablePart], settings: TableSettings) 
     of_parts = [(part.where, part.domains) for part in parts if part.domains is not None]
     if settings.domain is not None:
         domain_names, positions = _merged(of_parts, settings.domain, name)
-        _refuse_unlabelled(positions, settings.domain, name)
+        if (positions < 0).any():
+            raise UsageError(
+                f"column '{settings.domain}' of the {name} split has {int((positions < 0).sum())} of {len(positions)} "
+                "rows without a domain: write one for each, or leave dataset.domain_column out."
+            )
         domains = np.array(domain_names, dtype=np.str_)[positions]
     identities = None
     if settings.row_names == "content":
