@@ -373,3 +373,20 @@ def test_names__are_compared_in_one_unicode_form() -> None:
             labels=labels,
             domain="",
         )
+
+
+def test_extend_scenario__points_at_a_class_that_looks_like_a_known_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    labels = np.array([0, 1])
+    scenario = build_scenario(ScenarioConfig(num_tasks=2), class_names=("cat", "dog"), labels=labels)
+    grown = extend_scenario(
+        ScenarioConfig(),
+        earlier=scenario.tasks,
+        known_names=scenario.class_names,
+        class_names=("Cat", "owl"),
+        labels=labels,
+        domain="",
+    )
+    assert len(grown.class_names) == 4
+    assert "'cat' and 'Cat'" in caplog.text

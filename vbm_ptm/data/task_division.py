@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from vbm_ptm.data.names import first_written, form
+from vbm_ptm.data.names import alike, first_written, form
 from vbm_ptm.data.scenario import Integers, Names, Scenario, Task
 from vbm_ptm.errors import UsageError, nearest_name
 from vbm_ptm.settings import AbsolutePath, Settings
@@ -146,6 +146,8 @@ def extend_scenario(
             advice="more_data",
         )
     names = (*known_names, *(name for name in class_names if form(name) not in known))
+    if same := alike(names):
+        logger.warning("classes whose names differ in capitals or white space alone: %s", "; ".join(same))
     index_of = {form(name): index for index, name in enumerate(names)}
     indices = np.array([index_of[form(name)] for name in class_names], dtype=np.int64)
     task = Task(
