@@ -19,7 +19,7 @@ from images import encoded, pattern
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
-from vbm_ptm.backbones import Backbone, BackboneConfig, PromptableViT, load_backbone
+from vbm_ptm.backbones import BackboneConfig, PromptableViT, load_backbone
 from vbm_ptm.data.benchmark import Benchmark
 from vbm_ptm.data.image_split import ImageDatasets, ImageSplit
 from vbm_ptm.data.loader_config import LoaderConfig
@@ -49,7 +49,6 @@ __all__ = [
     "new_learner",
     "new_run",
     "tiny_backbones",
-    "tiny_resnet",
     "transforms",
 ]
 
@@ -168,23 +167,21 @@ def tiny_backbones() -> dict[int, PromptableViT]:
 
 
 @pytest.fixture(scope="session")
-def tiny_resnet() -> Backbone:
-    """A ResNet-18 of two channels where others have 64."""
-    return load_backbone(BackboneConfig(name="resnet18_cifar", channels=2), seed=0)
-
-
-@pytest.fixture(scope="session")
-def new_learner(tiny_backbones: dict[int, PromptableViT], tiny_resnet: Backbone) -> Callable[..., Learner]:
+def new_learner(tiny_backbones: dict[int, PromptableViT]) -> Callable[..., Learner]:
     """Return a function that makes a fresh learner on a ViT of some depth, or on a narrow ResNet-18."""
 
     def make(
         name: str, *, num_tasks: int = 3, depth: int = 2, on_resnet: bool = False, **settings: Any
     ) -> Learner:
-        backbone = tiny_resnet if on_resnet else tiny_backbones[depth]
+        backbone = (
+            load_backbone(BackboneConfig(name="resnet18_cifar", channels=2), seed=0)
+            if on_resnet
+            else copy.deepcopy(tiny_backbones[depth])
+        )
         with seeded(0):
             return create_learner(
                 name,
-                backbone=copy.deepcopy(backbone),
+                backbone=backbone,
                 num_tasks=num_tasks,
                 settings=SETTINGS.get(name, {}) | settings,
             )

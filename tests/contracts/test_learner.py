@@ -75,7 +75,6 @@ def class_tasks(*sizes: int) -> list[Task]:
 
 EQUAL = toy_of(class_tasks(2, 2, 2))
 SCENARIOS = {
-    "equal": EQUAL,
     "unequal": toy_of(class_tasks(1, 3, 2), {1: 1, 2: 2, 3: 5, 5: 1}),
     "domains": toy_of(
         [
@@ -88,10 +87,6 @@ SCENARIOS = {
 }
 # Of all scenarios the one with the most in it, which the quick tests take; the others are slow.
 QUICK = "unequal"
-
-
-def scenarios(*names: str) -> list[Any]:
-    return [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 TEST_IMAGES = images_of([0, 1, 2, 3, 4, 5, 0], seed=77)
@@ -234,7 +229,10 @@ def learner_in_the_second_task(build: Build) -> Learner:
     return learner.train()
 
 
-@pytest.mark.parametrize("scenario", scenarios(*SCENARIOS))
+@pytest.mark.parametrize(
+    "scenario",
+    [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SCENARIOS],
+)
 def test_learner__keeps_to_what_it_says_in_every_scenario(build: Build, scenario: str) -> None:
     """Its groups, the shapes of what it returns, and the size of the statistics that it keeps."""
     toy = SCENARIOS[scenario]
@@ -296,8 +294,10 @@ def test_learner__trains_every_group_and_nothing_else(build: Build, optimization
         finish(learner, EQUAL, task)
 
 
-@pytest.mark.parametrize("num_finished", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("scenario", scenarios("equal", "unequal", "domains"))
+@pytest.mark.parametrize(
+    ("scenario", "num_finished"),
+    [(QUICK, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((QUICK, 3), ("domains", 1)))],
+)
 def test_learner__is_restored_exactly(build: Build, tmp_path: Path, scenario: str, num_finished: int) -> None:
     toy = SCENARIOS[scenario]
     state = RunState(

@@ -129,10 +129,10 @@ def test_fit__goes_on_with_the_same_buffer_and_draws(
     every: str,
     max_steps: int | None,
 ) -> None:
-    settings = {"num_views": 2, "epochs": 4, "every": every, "max_steps_per_task": max_steps, "log_every": 1}
+    settings = {"num_views": 2, "epochs": 4, "max_steps_per_task": max_steps, "log_every": 1}
     whole = new_run(stream(), benchmark_of_three, name="whole", **settings)
     whole.trainer.fit()
-    stopped = new_run(stream(), benchmark_of_three, name="parts", **settings)
+    stopped = new_run(stream(), benchmark_of_three, name="parts", every=every, **settings)
     stop_in(stopped, task=1, step=2)
     again = new_run(stream(), benchmark_of_three, name="parts", goes_on=True, **settings)
     again.trainer.fit()
@@ -165,7 +165,7 @@ def test_fit__of_merged_images_shows_exemplars_as_often_as_the_task(
     monkeypatch: pytest.MonkeyPatch,
     num_views: int,
 ) -> None:
-    learner = new_learner("icarl", on_resnet=True, capacity=12)
+    learner = new_learner("icarl", capacity=12)
     shown: list[Counter[int]] = []
     dataset = MultiViewDataset.__getitem__
 
@@ -215,10 +215,10 @@ def test_fit__with_a_teacher_goes_on_as_if_it_had_not_stopped(
     def fresh() -> Learner:
         return new_learner(name, on_resnet=True, **SETTINGS.get(name, {}))
 
-    settings = {"num_views": 2, "every": "1 steps", "log_every": 1}
+    settings = {"num_views": 2, "log_every": 1}
     whole = new_run(fresh(), benchmark_of_three, name="whole", **settings)
     whole.trainer.fit()
-    stopped = new_run(fresh(), benchmark_of_three, name="parts", **settings)
+    stopped = new_run(fresh(), benchmark_of_three, name="parts", every="1 steps", **settings)
     stop_in(stopped, task=1, step=step)
     again = new_run(fresh(), benchmark_of_three, name="parts", goes_on=True, **settings)
     again.trainer.fit()
@@ -233,7 +233,7 @@ def test_fit__gives_draws_a_pass_of_their_own(
     benchmark_of_three: Benchmark, new_learner: Callable[..., Learner], new_run: Callable[..., Any], name: str
 ) -> None:
     """One step by the projected gradient, or two; the buffer is what was chosen at the ends of tasks."""
-    learner = new_learner(name, on_resnet=True, **SETTINGS[name])
+    learner = new_learner(name, **SETTINGS[name])
     weights: list[Tensor] = []
     given: list[tuple[Tensor, Tensor, int]] = []
     drawn: list[set[int]] = []
@@ -285,7 +285,7 @@ def test_fit__gives_views_to_the_samples_that_shall_have_them(
     views: tuple[int, int],
 ) -> None:
     """As many images in any case, each sample of the task equally often, one offer to the reservoir for each visit."""
-    learner = new_learner("er", on_resnet=True, capacity=6, draw_size=4)
+    learner = new_learner("er", capacity=6, draw_size=4)
     shown: list[tuple[Counter[int], int, int]] = []
     items = MultiViewDataset.__getitems__
 
@@ -332,9 +332,9 @@ def test_fit__of_merged_images_gives_views_to_one_kind(
     """Each image is shown as often as in the baseline, in as many steps; stopped and gone on it ends the same."""
 
     def fresh() -> Learner:
-        return new_learner(name, on_resnet=True, **MERGED[name])
+        return new_learner(name, **MERGED[name])
 
-    settings = {"epochs": 4, "every": "1 steps", "log_every": 1}
+    settings = {"epochs": 4, "log_every": 1}
     mixed = settings | {"num_views": 2, "view_batch": {"views_for": views_for}}
     learner = fresh()
     shown: list[Counter[int]] = []
@@ -378,7 +378,7 @@ def test_fit__of_merged_images_gives_views_to_one_kind(
     assert sum(step["images"] for step in later) == sum(record.num_images for record in records[1:])
     assert max(step["consistency"] for step in later) > 0
 
-    stopped = new_run(fresh(), benchmark_of_three, name="parts", **mixed)
+    stopped = new_run(fresh(), benchmark_of_three, name="parts", every="1 steps", **mixed)
     stop_in(stopped, task=1, step=2)
     again = new_run(fresh(), benchmark_of_three, name="parts", goes_on=True, **mixed)
     again.trainer.fit()
@@ -420,7 +420,7 @@ def test_fit__of_view_batches_of_classes_rehearses(
     settings: dict[str, int],
 ) -> None:
     """VBM-C: an epoch holds a part of the classes, those of exemplars too, several times over, one view a time."""
-    learner = new_learner(name, on_resnet=True, **settings)
+    learner = new_learner(name, **settings)
     run = new_run(learner, benchmark_of_three, num_views=2, epochs=4, view_batch={"order": "class"})
     run.trainer.fit()
     for record in run.trainer.records:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_runs import depth_for
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -680,7 +681,9 @@ class TestEveryLearner:
             "joint": lambda: new_benchmark([2, 3, 2], kind="joint", num_tasks=3),
         }
         benchmark = benchmarks[scenario]()
-        learner = new_learner(learner_name, num_tasks=len(benchmark.scenario.tasks), depth=6)
+        learner = new_learner(
+            learner_name, num_tasks=len(benchmark.scenario.tasks), depth=depth_for(learner_name)
+        )
         if scenario == "domains" and not learner.takes_domains:
             with pytest.raises(UsageError, match="domain_incremental"):
                 new_run(learner, benchmark).trainer.fit()
