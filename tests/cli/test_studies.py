@@ -266,27 +266,37 @@ def test_study__rehearsal_and_its_cost_in_miniature(
 
 @pytest.mark.slow
 def test_study__the_whole_table_in_miniature(
-    say: Say, cifar100_arguments: list[str], imagenet_r_arguments: list[str], tmp_path: Path
+    say: Say,
+    cifar100_arguments: list[str],
+    imagenet_r_arguments: list[str],
+    tiny_weights: Path,
+    tmp_path: Path,
 ) -> None:
-    """Every row, and both benchmarks in their true shape, on the embedded backbone.
+    """Every row, and both benchmarks in their true shape, on tiny backbones.
 
     Both benchmarks have the rows that are compared with each other; the rows of prompts are those of one benchmark.
     """
     command = ["--data", place(cifar100_arguments), "--data", place(imagenet_r_arguments)]
     command += ["--data", "imagenet_r.test_fraction=0.4", "--set", "trainer.max_steps_per_task=1"]
-    command += ["--set", "backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet"]
-    command += ["--set", "backbone.image_size=32"]  # a quarter of the tokens
-    short = ["--set", "learner.alignment_samples_per_class=2"]  # of 256 it takes minutes
+    command += ["--set", "backbone.image_size=32"]  # of the embedded backbone a quarter of the tokens
+    # Of 256 samples per class alignment takes minutes; prompts need a width of more than 64.
+    tiny = (
+        f"backbone.checkpoint={tiny_weights}",
+        "backbone.name=test_vit.r160_in1k",
+        "learner.alignment_samples_per_class=2",
+    )
+    embedded = ("backbone.name=vit_tiny_d6_patch8_64.tiny_imagenet",)
     prompts = ("s_prompt_pp", "coda_prompt", "dualprompt", "l2p", "s_iprompt")
     both = ["imagenet_r", "cifar100"]
-    parts = ((both, ("slca*", "joint"), short, 3), (["imagenet_r"], prompts, [], 5))
-    for number, (benchmarks, rows, more, num_lines) in enumerate(parts):
+    parts = ((both, ("slca*", "joint"), tiny, 3), (["imagenet_r"], prompts, embedded, 5))
+    for number, (benchmarks, rows, settings, num_lines) in enumerate(parts):
         output = tmp_path / str(number)
         only = [
             part
             for name, row in itertools.product(benchmarks, rows)
             for part in ("--only", f"{name}-{row}/seed_1993-*")
         ]
+        more = [part for setting in settings for part in ("--set", setting)]
         code, said, problems = say("--output", str(output), *only, *command, *more)
         assert code == 0, problems
         compared = json.loads((output / "published.json").read_text())
