@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo.utils
 
+from vbm_ptm.backbones import Backbone
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
@@ -178,6 +180,29 @@ def test_run__a_session_that_is_known_is_not_missed(tmp_path: Path) -> None:
     )
     assert told > guessed + 1
     assert metrics["task_expert"] is None
+
+
+@pytest.mark.slow
+def test_run__compiles_where_it_is_asked_for(
+    toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend "eager" makes the same graphs, and computes them as they are; the setting is kept on resume."""
+    monkeypatch.setattr("vbm_ptm.backbones.compiling.check_compiler", lambda device_type: None)
+    monkeypatch.setattr(Backbone, "compile_parts", lambda self: setattr(self, "compile_backend", "eager"))
+    tree = toy_tree("slca")
+    plain = run(tree, output=tmp_path / "plain")
+    torch._dynamo.utils.counters.clear()
+    compiled = tree | {"trainer": tree.get("trainer", {}) | {"compile": True}}
+    with pytest.raises(TrainingInterrupted):
+        run(compiled, output=tmp_path / "run", stop_after_task=1)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+    with pytest.raises(UsageError, match=r"trainer\.compile: True against False"):
+        run(tree, output=tmp_path / "run", resume=True)
+    ours = run(compiled, output=tmp_path / "run", resume=True)
+    assert ours["accuracy_counts"] == plain["accuracy_counts"]
+    assert [task["frozen_sha256"] for task in ours["task_records"]] == [
+        task["frozen_sha256"] for task in plain["task_records"]
+    ]
 
 
 def test_run__keeps_the_precision_that_it_was_started_in(
