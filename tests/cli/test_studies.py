@@ -209,6 +209,21 @@ def test_dry_run__domains_are_those_that_were_published(capsys: pytest.CaptureFi
     assert cells[3] == f"{(50 * sum(sizes) + 128 * num_steps + looked_at / 3) / 1000 / 3600:.2f}"
 
 
+def test_dry_run__published_counts_serve_any_order_of_the_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Class names are not known then. 170 epochs of ceil(N / 128) steps; 2,000 exemplars from the second task on."""
+    command = [
+        "study",
+        "studies/paper_step_comp",
+        "--published",
+        "published/step_comp",
+        "--only",
+        "wa-*=10/*1996",
+    ]
+    assert main([*command, "--dry-run"]) == 0
+    (cells,) = listed(capsys.readouterr().out).values()
+    assert cells[:2] == ["10", f"{170 * (40 + 9 * 55):,}"]
+
+
 def test_study__refuses_data_that_are_not_at_hand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = [
         "study",

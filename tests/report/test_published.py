@@ -195,6 +195,17 @@ def test_compare_with_published__pairs_seeds_on_the_same_images_and_weights_alon
     assert paired.paper == {"top-1 average": 2.0, "top-1 last": None}
 
 
+def test_compare_with_published__runs_of_one_class_order_are_pairs_by_their_training_seeds() -> None:
+    runs = [
+        TableRun(row, "photos", (seed, 1993), f"out/{row}/{seed}", result=result(accuracy))
+        for row, accuracies in (("slow", (60, 64)), ("slow-num_views=4", (61, 67)))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    (paired,) = compared(*runs).paired
+    assert paired.seeds == ((0, 1993), (1, 1993))
+    assert paired.effects["top-1 last"].differences == pytest.approx((1.0, 3.0))
+
+
 def test_compare_with_published__leaves_out_lines_that_were_not_published() -> None:
     other = TableRun("own", "photos", (7, 1), "out/own")
     assert [line.row for line in compared(a_run(1, 1, 60), other).lines] == ["old", "slow"]
