@@ -90,11 +90,9 @@ class BiC(Learner):
         logits = self.head(self.backbone.features(images))
         share, auxiliary = self.num_known_classes / self.num_seen_classes, {}
         if self.teacher:
-            taught = self.teacher(images)
-            old = logits[:, : taught.shape[1]]
-            auxiliary["distillation"] = share * softened_divergence(
-                old, taught, temperature=self.config.temperature
-            )
+            taught, temperature = self.teacher(images), self.config.temperature
+            divergence = softened_divergence(logits[:, : taught.shape[1]], taught, temperature=temperature)
+            auxiliary["distillation"] = share * divergence
         losses = (1 - share) * F.cross_entropy(logits, labels, reduction="none")
         columns = torch.arange(logits.shape[1], device=logits.device)
         return LearnerOutput(logits, columns, auxiliary, supervised=losses)
@@ -118,13 +116,12 @@ class BiC(Learner):
 
     @torch.no_grad()
     def _correct(self, features: Tensor, labels: Tensor) -> None:
+        known = self.num_known_classes
         logits = self.head(features.to(self.head.weight))
-        self.correction = fitted_correction(logits, labels, num_known=self.num_known_classes).to(
-            self.correction
-        )
+        self.correction = fitted_correction(logits, labels, num_known=known).to(self.correction)
         alpha, beta = self.correction
-        self.head.weight[self.num_known_classes :] *= alpha
-        self.head.bias[self.num_known_classes :] = alpha * self.head.bias[self.num_known_classes :] + beta
+        self.head.weight[known:] *= alpha
+        self.head.bias[known:] = alpha * self.head.bias[known:] + beta
 
 
 @torch.enable_grad()

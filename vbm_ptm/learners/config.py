@@ -63,8 +63,10 @@ class LearnerConfig(Settings):
         return self.trained_tasks == "all" or (self.trained_tasks == "first" and task_index == 0)
 
     def viewed_images(self, sizes: TaskSizes) -> int:
-        """Return the training images that are looked at before and after the training of a task."""
-        return self.feature_passes * sum(sizes.own)
+        """Return the training images that are looked at before and after the training of a task; for herding once."""
+        rehearsal = self.rehearsal
+        is_herding = rehearsal is not None and rehearsal.mode == "merged" and rehearsal.capacity > 0
+        return max(self.feature_passes, is_herding) * sum(sizes.own)
 
     def passes(self, task_index: int) -> Passes:
         """Return what an image of a task takes."""

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TaskSizes
 from vbm_ptm.learners.plain_head import PlainHead
 from vbm_ptm.learners.teacher import Teacher
@@ -102,14 +102,6 @@ class Expandable(Learner):
             for head in (self.head, self.auxiliary_head):
                 if head is not None:
                     head.reset_parameters()
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the newest backbone and the classifiers."""
-        heads = [self.head, *([] if self.auxiliary_head is None else [self.auxiliary_head])]
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("heads", [parameter for head in heads for parameter in head.parameters()]),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen) and the auxiliary cross-entropy of each image."""

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
-from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TaskSizes
+from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes
 from vbm_ptm.learners.expandable import auxiliary_targets
 from vbm_ptm.learners.fusion import MapFusion, map_distance
 from vbm_ptm.learners.plain_head import PlainHead
@@ -55,10 +55,6 @@ class TCILConfig(LearnerConfig):
     map_weight: float = Field(default=0.5, ge=0)
     map_epochs: int = Field(default=50, ge=1)
     distils_new_maps: bool = False
-
-    def viewed_images(self, sizes: TaskSizes) -> int:
-        """Return the task's images, for herding."""
-        return sum(sizes.own) if self.capacity else 0
 
     def passes(self, task_index: int) -> Passes:
         """Return one pass more for every earlier backbone."""
@@ -108,15 +104,6 @@ class TCIL(Learner):
             for head in (self.head, self.auxiliary_head):
                 if head is not None:
                     head.reset_parameters()
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the newest backbone, the fusion and the classifiers."""
-        heads = [self.head, *([] if self.auxiliary_head is None else [self.auxiliary_head])]
-        return [
-            ParameterGroup("backbone", list(self.backbone.parameters())),
-            ParameterGroup("fusion", list(self.fusion.parameters())),
-            ParameterGroup("heads", [parameter for head in heads for parameter in head.parameters()]),
-        ]
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the auxiliary cross-entropy and both distillations."""

@@ -28,7 +28,6 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import CosineHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
-from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
@@ -51,10 +50,6 @@ class UCIRConfig(LearnerConfig):
     margin: float = Field(default=0.5, ge=0)
     num_rivals: int = Field(default=2, ge=1)
     margin_weight: float = Field(default=1.0, ge=0)
-
-    def viewed_images(self, sizes: TaskSizes) -> int:
-        """Return the task's images, for herding."""
-        return sum(sizes.own) if self.capacity else 0
 
     @property
     def rehearsal(self) -> Rehearsal:

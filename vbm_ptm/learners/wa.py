@@ -25,7 +25,6 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
-from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.plain_head import PlainHead
 from vbm_ptm.learners.teacher import Teacher, softened_divergence
 from vbm_ptm.replay import ExemplarSet, Rehearsal
@@ -43,10 +42,6 @@ class WAConfig(LearnerConfig):
     name: str = "wa"
     capacity: int = Field(default=2000, ge=0)
     temperature: float = Field(default=2.0, gt=0)
-
-    def viewed_images(self, sizes: TaskSizes) -> int:
-        """Return the task's images, for herding."""
-        return sum(sizes.own) if self.capacity else 0
 
     @property
     def rehearsal(self) -> Rehearsal:
