@@ -106,7 +106,7 @@ WRONG_OPTIONS = {
     "class-order seed": (["--class-order-seed", "-1"], "scenario.class_order_seed is -1"),
     "data set path": (
         ["--dataset", "nowhere/birds"],
-        f"there is nothing at '{Path('nowhere/birds').absolute()}'",
+        f"'{Path('nowhere/birds').absolute()}' does not exist",
     ),
     "milestones": (["--set", "optimization.milestones=[-1]"], "greater than or equal to 0"),
     "domain order": (["--set", "scenario.domain_order=[photo]"], "scenario.domain_order orders the tasks of"),
@@ -275,7 +275,7 @@ def test_train__refuses_an_output_that_is_in_use(
     assert "File name too long" in refused(*command, str(tmp_path / ("x" * 300)))
     assert "exists already" in refused(*command, str(tmp_path / "mine"), "--seeds", "1,2")
     said = refused(*command, str(finished), "--resume", "--seeds", "1,2")
-    assert f"{finished} is the directory of a single run; a study needs a folder of its own." in said
+    assert f"{finished} is the directory of a single run; a study needs its own folder." in said
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
 
 
@@ -460,6 +460,6 @@ def test_evaluate__says_that_test_images_have_changed(
     shutil.rmtree(data / "test")
     said = refused("evaluate", str(run))
     assert (
-        "Held out of the training images: 0.2 of every class, for want of a test split now, nothing then"
+        "Held out of the training images: 0.2 of every class, as there is no test split now, nothing then"
         in said
     )

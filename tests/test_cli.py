@@ -373,7 +373,7 @@ def test_train__is_interrupted_by_ctrl_c_with_a_learner_of_the_users_own(
     assert main(training(named_folder, tiny, "--output", str(output), learner=name)) == 130
     said = capsys.readouterr().err
     assert "stopped by SIGINT; 1 of 3 tasks are finished, task 2 after 1 of " in said
-    assert f"saved in {output}. Go on with the same command and --resume." in said
+    assert f"saved in {output}. Continue with the same command and --resume." in said
     assert result_of(output)["status"] == "interrupted"
     assert len(result_of(output)["task_records"]) == 1
     assert signal.getsignal(signal.SIGINT) is handler

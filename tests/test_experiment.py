@@ -55,7 +55,7 @@ def test_run__goes_on_where_images_and_weights_have_moved(
     tree = toy_tree()
     tree["dataset"]["path"] = str(shutil.copytree(toy_folder, images))
     tree["backbone"]["checkpoint"] = str(shutil.copy(tiny_weights, weights))
-    with pytest.raises(UsageError, match=r"exists already, from other settings"):
+    with pytest.raises(UsageError, match=r"exists already, with other settings"):
         run(tree, output=output)
     before = (output / "config.yaml").read_bytes()
     image = next(images.glob("train/*/*.png"))

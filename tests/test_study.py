@@ -135,7 +135,7 @@ def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
         ("diverging", "FloatingPointError"),
         ("no_data", "UsageError"),
     ]
-    assert "there is nothing at '/nowhere'" in str(collected.failed[1].problem)
+    assert "'/nowhere' does not exist" in str(collected.failed[1].problem)
     assert [(row.label, row.num_runs) for row in collected.rows] == [("fine", 2)]
     assert [item.label for item in collected.missing] == ["diverging", "no_data"]
     assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected.to_json()))
@@ -177,7 +177,7 @@ def test_execute__raises_where_no_run_is_possible(
     planned = plan_runs(
         "mean", output=tmp_path, seeds=(1, 2), overrides=["dataset.path=/nowhere"], **sources(toy_tree)
     )
-    with pytest.raises(UsageError, match="there is nothing at '/nowhere'") as refused:
+    with pytest.raises(UsageError, match="'/nowhere' does not exist") as refused:
         execute(planned, output=tmp_path)
     assert len(refused.value.problems) == 1
 

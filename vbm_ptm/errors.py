@@ -13,7 +13,7 @@ from typing import Literal
 _ADVICE = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT),
-        "Free some space or give another output folder; a training that is resumed goes on.",
+        "Free some space or give another output folder; a resumed training continues.",
     ),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), "Change its permissions or give another place."
@@ -119,7 +119,7 @@ class WorkerError(RuntimeError):
     """A process that loads images has failed: the message says how, and what to do; exit code 1."""
 
 
-class TrainingInterrupted(Exception):  # noqa: N818 - to be asked to stop is no error
+class TrainingInterrupted(Exception):  # noqa: N818 - being asked to stop is not an error
     """A run that was asked to stop and has saved what it finished.
 
     Args:

@@ -28,7 +28,7 @@ def extend(
         output: Directory of the extended run; None for the one beside the run that carries both names.
         is_more_data: The data set may hold classes (or be a domain) that the run has learned before.
         overrides: Items ``path.to.setting=value`` for the new task.
-        resume: Go on where an extension stopped.
+        resume: Resume an extension that was stopped.
         is_quiet: As for ``run``.
 
     Raises:

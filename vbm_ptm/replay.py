@@ -79,8 +79,8 @@ class Rehearsal:
         """
         if is_extension:
             raise UsageError(
-                "this learner trains on images of earlier tasks again, which are not part of an extension: train all "
-                "tasks in one run."
+                "this learner trains on images of earlier tasks again, which are not part of an extension: train on "
+                "all tasks in one run."
             )
         is_divided = self.mode == "merged" or self.filled_by == "tasks"
         if is_divided and 0 < self.capacity < num_cells:
@@ -301,7 +301,7 @@ class ExemplarSet(nn.Module):
 
 
 def quota_of(capacity: int, num_cells: int) -> int:
-    """Return how many images of each cell (a class in a task) a buffer of so many images keeps."""
+    """Return how many images of each cell (a class in a task) a buffer of this size keeps."""
     return capacity // max(num_cells, 1)
 
 

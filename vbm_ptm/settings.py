@@ -18,11 +18,11 @@ def absolute(path: Path | str) -> Path:
         ValueError: It is empty, or begins with ``~name`` and there is no such user.
     """
     if not str(path).strip():
-        raise ValueError("a path is empty, which would be the current directory; '.' is that")
+        raise ValueError("a path is empty; write '.' for the current directory")
     expanded = os.path.expanduser(path)
     if str(path).startswith("~") and str(expanded) == str(path):
         raise ValueError(
-            f"'{path}' begins with the home of a user who is not known here; './{path}' is a file of that name"
+            f"'{path}' begins with the home of an unknown user; write './{path}' for a file of that name"
         )
     return Path(expanded).absolute()
 

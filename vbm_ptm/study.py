@@ -115,8 +115,8 @@ def plan_study(
     twice = [str(folder) for folder, count in Counter(item.output for item in planned).items() if count > 1]
     if twice:
         raise UsageError(
-            f"several runs of the study would be written to {', '.join(twice)}: give every run a name of its own "
-            "and no value twice."
+            f"several runs of the study would be written to {', '.join(twice)}: give every run its own name and "
+            "no value twice."
         )
     return planned
 
@@ -234,8 +234,8 @@ def plan_runs(
     """
     if seeds and class_order_seeds and len(seeds) != len(class_order_seeds):
         raise UsageError(
-            f"{len(seeds)} seeds and {len(class_order_seeds)} class-order seeds are given; both lists are walked "
-            "side by side and must have the same length."
+            f"{len(seeds)} seeds and {len(class_order_seeds)} class-order seeds are given; the lists are "
+            "paired and must have the same length."
         )
     pairs = list(zip(seeds, class_order_seeds, strict=True)) if seeds and class_order_seeds else []
     twice = [item for item, number in Counter(pairs or seeds or class_order_seeds).items() if number > 1]
@@ -315,7 +315,7 @@ def execute(
         TrainingInterrupted: The study was stopped; what is finished stays.
     """
     if (output / "config.yaml").exists():
-        raise UsageError(f"{output} is the directory of a single run; a study needs a folder of its own.")
+        raise UsageError(f"{output} is the directory of a single run; a study needs its own folder.")
     finished = {planned.output for planned, _ in finished_runs(study or runs)}
     remaining = [
         planned

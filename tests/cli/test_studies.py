@@ -96,7 +96,7 @@ def test_dry_run__parts_are_disjoint_and_complete(say: Say) -> None:
             "the images of data set 'imagenet_r' are needed: dataset.path is not set",
         ),
         (["--only", "imagenet_r-*"], "Say where they lie by --data NAME=PATH"),
-        (["--data", "cifar100=/nowhere"], "data set 'cifar100': there is nothing at '/nowhere'"),
+        (["--data", "cifar100=/nowhere"], "data set 'cifar100': '/nowhere' does not exist"),
         (
             ["--only", "cifar100-*", "--weights", "/nowhere"],
             "the weights vit_base_patch16_224.orig_in21k are needed: there is no file "

@@ -41,7 +41,7 @@ def test_model_card__license_is_an_identifier_or_said_to_be_another() -> None:
 
 
 def test_model_card__reports_no_number_that_was_not_measured() -> None:
-    """An extended run: its own images are measured, nothing is known of all classes."""
+    """An extended run: its own images are measured, nothing is known about all classes."""
     matrix = AccuracyMatrix([[AccuracyCell(4, 3, 4)], [None, AccuracyCell(4, 4, 4)]])
     card = card_of(matrix, [["a"], ["b"]], hub_dataset="somebody/images")
     assert card.data.eval_results is None

@@ -76,5 +76,5 @@ def test_compare_runs__shows_versions_images_weights_and_machine(runs: Callable[
 
 
 def test_compare_runs__refuses_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match="is not a run directory"):
         compare_runs(tmp_path, tmp_path)

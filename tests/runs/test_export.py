@@ -260,9 +260,9 @@ def test_push__says_what_is_missing(
         f"no token for http://127.0.0.1:{hub.server_port}: run `hf auth login` or set HF_TOKEN" in problem()
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE forbids to upload" in problem()
+    assert "HF_HUB_OFFLINE forbids uploading" in problem()
     assert hub.files == {}
-    with pytest.raises(UsageError, match="is no exported learner"):
+    with pytest.raises(UsageError, match="is not an exported learner"):
         push(tmp_path, "somebody/digits")
 
 

@@ -178,4 +178,4 @@ def test_watch__command(
     assert main(["watch", str(dead), "--once"]) == 0
     assert "--resume" in capsys.readouterr().out
     assert main(["watch", str(tmp_path / "nothing"), "--once"]) == 2
-    assert "there is nothing at" in capsys.readouterr().err
+    assert "does not exist; give the run directory" in capsys.readouterr().err

@@ -48,12 +48,12 @@ class BackboneConfig(Settings):
         checkpoint: Local weights file (.safetensors, .pth, .pt, .bin or Google's .npz); the network is then
             never used. None takes the tag's own weights from the hub or its cache.
         image_size: Input size in pixels; None takes the size that the weights were made for (``resnet18_cifar``: 32).
-        gradient_checkpointing: Keep no activations inside of blocks of a ViT but compute them again in the backward
-            pass: much less memory for about a third more time. Results stay the same.
-        from_scratch: Draw the weights of a timm model by the run's seed in place of loading any.
-        channels: Of ``resnet18_cifar``, the channels of its first stage; the features have eight times as many.
-        initialization: How ``resnet18_cifar`` starts: "torch" by torch's defaults, as ER, DER++ and iCaRL do in the
-            literature; "zero_residual" with blocks that are the identity, as ``expandable`` and TCIL do.
+        gradient_checkpointing: Recompute the activations inside the blocks of a ViT in the backward pass instead of
+            keeping them: much less memory for about a third more time. Results stay the same.
+        from_scratch: Draw the weights of a timm model with the run's seed instead of loading any.
+        channels: For ``resnet18_cifar``: channels of its first stage; the features have eight times as many.
+        initialization: How ``resnet18_cifar`` is initialised: "torch", by torch's defaults, as for ER, DER++ and iCaRL
+            in the literature; "zero_residual", with blocks that start as the identity, as for ``expandable`` and TCIL.
     """
 
     name: str = EMBEDDED_NAME

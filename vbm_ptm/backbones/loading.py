@@ -243,7 +243,7 @@ def _download(name: str, repository: str, file_names: list[str]) -> WeightsFile:
         "backbone.checkpoint; or take the small ViT of this package: preset=embedded."
     )
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids to ask the hub. {what_to_do}")
+        raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids access to the hub. {what_to_do}")
     try:
         # A download that fails is repeated for most of a minute; this asks once.
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_SECONDS)

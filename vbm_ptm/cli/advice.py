@@ -10,14 +10,14 @@ WHAT_TO_TYPE: Mapping[Advice, str] = {
     "learner": "Use --learner NAME ('vbm-ptm list learners' shows them).",
     "dataset": "Use --dataset NAME ('vbm-ptm list datasets' shows them), a folder or a parquet file.",
     "backbone": "'vbm-ptm list backbones' shows the vision transformers that take prompts.",
-    "resume": "Give its own command again, with --resume.",
-    "resume_or_output": "Go on with it by --resume, or give another --output.",
-    "stored_settings": "Give the stored settings by --config, or another --output.",
+    "resume": "Repeat its own command with --resume.",
+    "resume_or_output": "Continue it with --resume, or give another --output.",
+    "stored_settings": "Give the stored settings with --config, or another --output.",
     "skip_damaged": (
-        "To go on from the checkpoint before it, give --skip-damaged (to train: --resume --skip-damaged); "
-        "to start anew, give another --output."
+        "To continue from the checkpoint before it, give --skip-damaged (to train: --resume --skip-damaged); "
+        "to start a new run, give another --output."
     ),
-    "more_data": "If these are more images of what was learned, give --more-data.",
+    "more_data": "If these are more images of known classes, give --more-data.",
     "extend": "'vbm-ptm extend' sets both.",
 }
 

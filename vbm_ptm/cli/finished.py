@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[
-        Path, typer.Argument(help="A run directory; with --dataset also what export made of one.")
-    ],
+    run: Annotated[Path, typer.Argument(help="A run directory; with --dataset also an exported folder.")],
     task: TaskNumber = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Measure on this data set; on the run's own test images without it.")
+        str | None, typer.Option(help="Measure on this data set instead of the run's own test images.")
     ] = None,
     per_class: Annotated[
         bool, typer.Option("--per-class", metavar="", help="Show the accuracy on each class, too.")
@@ -44,7 +42,7 @@ def evaluate(
     predictions: Annotated[
         Path | None,
         typer.Option(
-            help="File to write with a line for every test image: .csv or .jsonl; replaced if it is there."
+            help="File to write (.csv or .jsonl), with a line for every test image; replaced if it exists."
         ),
     ] = None,
     changes: Changes = None,
@@ -134,7 +132,7 @@ def _show_comparison(state: CheckpointState, measured: AccuracyMatrix, *, is_equ
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run directory, or what 'vbm-ptm export' made of one.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or a folder made by 'vbm-ptm export'.")],
     paths: Annotated[list[Path], typer.Argument(help="Image files or folders with images.")],
     top_k: Annotated[int, typer.Option(min=1, help="Classes to name per image.")] = 5,
     task: TaskNumber = None,
@@ -190,24 +188,24 @@ def predict(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory; with --push also what export made of one.")],
+    run: Annotated[Path, typer.Argument(help="A run directory; with --push also an exported folder.")],
     output: Annotated[
-        Path | None, typer.Option(help="Folder that does not exist yet; 'exported' in the run without it.")
+        Path | None, typer.Option(help="Folder that does not exist yet; default: 'exported' in the run.")
     ] = None,
     task: TaskNumber = None,
     half: Annotated[
         bool,
         typer.Option(
-            "--half", metavar="", help="Weights of half the size; scores differ in their last digits."
+            "--half", metavar="", help="Store weights in half precision; scores differ in their last digits."
         ),
     ] = False,
     push: Annotated[
         str | None,
-        typer.Option(help="Upload it to this repository of the Hugging Face Hub; a new one is private."),
+        typer.Option(help="Upload it to this repository of the Hugging Face Hub; created as private."),
     ] = None,
     changes: Changes = None,
 ) -> None:
-    """Make a folder that holds all that 'predict' needs, and a model card."""
+    """Make a folder with everything that 'predict' needs, and a model card."""
     from vbm_ptm.runs.export import export as write
     from vbm_ptm.runs.export import push as upload
     from vbm_ptm.storage.portable import is_portable
@@ -229,18 +227,20 @@ def export(
 def extend(
     run: Run,
     dataset: Annotated[
-        str, typer.Option(help="What is new: a folder of images, a parquet file, a YAML file, or a name.")
+        str, typer.Option(help="The new images: a folder, a parquet file, a YAML file, or a name.")
     ],
     output: Annotated[
-        Path | None, typer.Option(help="Directory of the extended run; RUN+DATASET without it.")
+        Path | None, typer.Option(help="Directory of the extended run; default: RUN+DATASET.")
     ] = None,
     more_data: Annotated[
         bool,
-        typer.Option("--more-data", metavar="", help="Classes that were learned before get more images."),
+        typer.Option(
+            "--more-data", metavar="", help="The images may be of classes that were learned before."
+        ),
     ] = False,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", metavar="", help="Go on where an extension stopped.")
+        bool, typer.Option("--resume", metavar="", help="Resume an extension that was stopped.")
     ] = False,
     device: DeviceName = None,
 ) -> None:
@@ -257,7 +257,7 @@ def extend(
         overrides=all_overrides(overrides, device=device),
     )
     folder = output or default_output(run, config)
-    with how_to_go_on("Go on with the same command and --resume."):
+    with how_to_go_on("Continue with the same command and --resume."):
         result = RunResult.model_validate(train(config, output=folder, resume=resume))
     if is_main_process():
         own = percent(result.matrix.accuracy(-1, -1))
@@ -277,7 +277,7 @@ def diff(
     two: Annotated[Path, typer.Argument(help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show in which settings, versions, images and weights two runs differ."""
+    """Show the settings, versions, images and weights in which two runs differ."""
     from vbm_ptm.runs.comparison import compare_runs
 
     compared = compare_runs(one, two)

@@ -21,7 +21,7 @@ def list_names(
     kind: Annotated[Literal["learners", "datasets", "backbones"], typer.Argument(help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the names that other commands take; of learners also what they need and train."""
+    """List the names that other commands accept; for learners, also what they need and train."""
     if kind == "learners":
         _list_learners(as_json=as_json)
         return
@@ -64,11 +64,13 @@ def check(
     overrides: Overrides = None,
     explain: Annotated[
         str | None,
-        typer.Option(help="Say what this setting, or each below it, means and which source set it."),
+        typer.Option(
+            help="Explain a setting, or all settings of a section: meaning, value, and which source set it."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find everything that can be wrong before training, and say what a run will cost."""
+    """Find problems before training, and show what a run will cost."""
     from dataclasses import asdict
 
     from vbm_ptm.check.preflight import Survey, explain_setting, survey
@@ -97,15 +99,15 @@ def check(
 
 
 def split(
-    output: Annotated[Path, typer.Option(help="CSV file to write; dataset.split_file takes it.")],
+    output: Annotated[Path, typer.Option(help="CSV file to write, for dataset.split_file.")],
     dataset: Dataset = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="Part of every class to hold out; 0.2 without it.")
+        float | None, typer.Option(help="Part of every class to hold out; default: 0.2.")
     ] = None,
 ) -> None:
-    """Write down which image is for training and which for testing, for others to use the same split."""
+    """Write the split into training and test images to a file, so that others can use the same."""
     from vbm_ptm.config.run_config import compose
     from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 

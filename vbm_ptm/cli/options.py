@@ -25,15 +25,15 @@ ConfigFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="path.to.setting=value; repeat it for more. Wins over all files."),
+    typer.Option("--set", help="path.to.setting=value; may be repeated. Wins over all files."),
 ]
 DeviceName = Annotated[
-    Literal["cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute; the best device without it.")
+    Literal["cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute; default: the best device.")
 ]
 DeviceInUse = Annotated[
     Literal["cpu", "cuda", "mps"] | None,
     typer.Option(
-        help="Where to compute; without it the device that the run was given, or the best one for an exported learner."
+        help="Where to compute; default: the device of the run, or the best one for an exported learner."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON instead of a table.")]
@@ -42,33 +42,35 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="What has moved since, or how to compute: dataset.path=…, dataset.split_file=…, "
+        help="What has moved, or how to compute: dataset.path=…, dataset.split_file=…, "
         "backbone.checkpoint=…, data.…=….",
     ),
 ]
 TaskNumber = Annotated[
     int | None,
-    typer.Option("--task", min=1, help="Number of the task after which the learner is taken; the last one."),
+    typer.Option(
+        "--task", min=1, help="Use the learner as it was after this task (from 1); default: the last."
+    ),
 ]
 Shard = Annotated[
-    str | None, typer.Option(help="Part of the runs: 2/8 is the second of eight, of about equal cost.")
+    str | None, typer.Option(help="Part of the runs: 2/8 is the second of eight parts of about equal cost.")
 ]
 ImagesPerSecond = Annotated[
-    float, typer.Option(min=1e-3, help="Training images a second on your device, for the estimates.")
+    float, typer.Option(min=1e-3, help="Training images per second on your device, for the estimates.")
 ]
 SkipDamaged = Annotated[
     bool,
     typer.Option(
         "--skip-damaged",
         metavar="",
-        help="Go on from the newest checkpoint that is whole, not only from the newest.",
+        help="Continue from the newest intact checkpoint if newer ones are damaged.",
     ),
 ]
 WritesPage = Annotated[
     bool, typer.Option("--report", metavar="", help="Write report.html beside the runs, as 'report' does.")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", metavar="", help="Run nothing: show the runs and what they take.")
+    bool, typer.Option("--dry-run", metavar="", help="Run nothing; show the runs and what they will cost.")
 ]
 
 
@@ -107,7 +109,7 @@ def integers(option: str, text: str | None) -> tuple[int, ...]:
     """Read a list of whole numbers; empty without a text.
 
     Raises:
-        UsageError: It is no such list.
+        UsageError: It is not such a list.
     """
     if text is None:
         return ()

@@ -84,7 +84,7 @@ def show_plan(
     console.print(f"to run here: {plan_totals([line for line in lines if line['state'] == 'to run'])}")
     console.print(
         f"Hours are estimated at {images_per_second:g} training images a second (--images-per-second); an image that "
-        "is only looked at, for a test or for features, counts as a third.",
+        "is only evaluated (for a test or for features) counts as a third.",
         soft_wrap=True,
     )
 

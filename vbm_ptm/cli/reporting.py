@@ -14,10 +14,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of studies.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="The page, or a folder for report.html; without it the first of the runs."),
+        typer.Option(help="The page, or a folder for report.html; default: the first of the runs."),
     ] = None,
 ) -> None:
-    """Write one HTML page on runs, finished or not, and its figures as SVG and PDF in figures/ beside it."""
+    """Write one HTML page on runs, finished or not, and its figures to figures/ as SVG and PDF."""
     from vbm_ptm.reporting import write_report
 
     page, *figures = write_report(runs, output=page_at(output or runs[0]))

@@ -43,42 +43,39 @@ def study(
         Path | None, typer.Option(help="Folder with <timm tag>.safetensors (or .npz, .pth) of each backbone.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of all run directories; runs/NAME without it.")
+        Path | None, typer.Option(help="Folder for all run directories; default: runs/NAME.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Only these lines, or seeds: 'imagenet_r-slca*', '*/seed_1993-*'; repeat for more."
-        ),
+        typer.Option(help="Only these lines or seeds: 'imagenet_r-slca*', '*/seed_1993-*'; may be repeated."),
     ] = None,
     shard: Shard = None,
     budget_hours: Annotated[
-        float | None, typer.Option(min=0, help="Only what is estimated to fit, in the order of the file.")
+        float | None,
+        typer.Option(min=0, help="Only the runs that are estimated to fit, in the order of the file."),
     ] = None,
     images_per_second: ImagesPerSecond = 300.0,
     skip_damaged: SkipDamaged = False,
     dry_run: DryRun = False,
     collect: Annotated[
-        bool, typer.Option("--collect", metavar="", help="Run nothing: show what is finished.")
+        bool, typer.Option("--collect", metavar="", help="Run nothing; show what is finished.")
     ] = False,
     published: Annotated[
         Path | None,
-        typer.Option(
-            help="File of published numbers, looked for like FILE: written beside ours as Markdown."
-        ),
+        typer.Option(help="File of published numbers, looked up like FILE; written beside ours as Markdown."),
     ] = None,
     details: Annotated[
         bool,
         typer.Option(
             "--details",
             metavar="",
-            help="Show means over tasks, top-5 accuracy and what was measured in training.",
+            help="Also show means over tasks, top-5 accuracy and what was measured in training.",
         ),
     ] = False,
     report: WritesPage = False,
     device: DeviceName = None,
 ) -> None:
-    """Run what is not finished of a study and collect it; repeat the command to go on."""
+    """Run the unfinished runs of a study and collect the results; repeat the command to continue."""
     from vbm_ptm.config.study_config import read_study
     from vbm_ptm.config.tree import find_config
     from vbm_ptm.runs.places import Places
@@ -101,7 +98,7 @@ def study(
             _show_dry_run(planned, table, part=part, rate=images_per_second)
             return
         _check_files(part)
-        with how_to_go_on("Repeat the command to go on."):
+        with how_to_go_on("Repeat the command to continue."):
             collected = execute(part, output=folder, study=planned, skip_damaged=skip_damaged)
     if table is not None and is_main_process():
         protocol = plan_study(read, output=folder, only=only or ())
@@ -217,7 +214,7 @@ def _check_files(part: Sequence[PlannedRun]) -> None:
     try:
         check_files(run.config for run in part if run.output in remaining)
     except UsageError as error:
-        advice = "Say where they lie by --data NAME=PATH, --data NAME.SETTING=VALUE and --weights FOLDER."
+        advice = "Give their places with --data NAME=PATH, --data NAME.SETTING=VALUE and --weights FOLDER."
         raise UsageError(*error.problems, advice) from error
 
 

@@ -32,17 +32,17 @@ def train(
     overrides: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Training seed.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Training seeds of several runs: 1,2,3.")] = None,
-    class_order_seed: Annotated[int | None, typer.Option(help="Seed of the class order alone.")] = None,
+    class_order_seed: Annotated[int | None, typer.Option(help="Seed of the class order only.")] = None,
     class_order_seeds: Annotated[str | None, typer.Option(help="Class-order seeds of several runs.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Run directory; runs/DATASET-LEARNER-vVIEWS without it.")
+        Path | None, typer.Option(help="Run directory; default: runs/DATASET-LEARNER-vVIEWS.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", metavar="", help="Go on from the newest checkpoint.")
+        bool, typer.Option("--resume", metavar="", help="Continue from the newest checkpoint.")
     ] = False,
     skip_damaged: SkipDamaged = False,
     stop_after_task: Annotated[
-        int | None, typer.Option(min=1, help="Stop, saved, after so many tasks.")
+        int | None, typer.Option(min=1, help="Save and stop after this many tasks.")
     ] = None,
     device: DeviceName = None,
 ) -> None:
@@ -50,7 +50,7 @@ def train(
     from vbm_ptm.study import execute, plan_runs
 
     if skip_damaged and not resume:
-        raise UsageError("--skip-damaged is of use with --resume only.")
+        raise UsageError("--skip-damaged needs --resume.")
     sources = sources_of(dataset, learner, preset, config)
     chosen = all_overrides(overrides, seed=seed, class_order_seed=class_order_seed, device=device)
     several = {
@@ -66,11 +66,11 @@ def train(
         folder = output or _default_output(first, ending="-seeds")
         if folder.exists() and not resume:
             raise UsageError(
-                f"--output {folder} exists already. Go on with it by --resume, or give another folder."
+                f"--output {folder} exists already. Continue it with --resume, or give another folder."
             )
         label = f"{first.learner.name}-v{first.view_batch.num_views}"
         planned_runs = plan_runs(label, line=label, output=folder, overrides=chosen, **several, **sources)
-        with how_to_go_on("Go on with the same command and --resume."):
+        with how_to_go_on("Continue with the same command and --resume."):
             collected = execute(planned_runs, output=folder, skip_damaged=skip_damaged)
         show_study(collected, folder=folder)
         return
@@ -83,7 +83,7 @@ def train(
     (planned,) = plan_runs("", output=Path(), overrides=chosen, **sources)
     folder = output or _default_output(planned.config)
     without = ", without --stop-after-task or with a later one" if stop_after_task else ""
-    with how_to_go_on(f"Go on with the same command and --resume{without}."):
+    with how_to_go_on(f"Continue with the same command and --resume{without}."):
         result = run(
             planned.config,
             output=folder,

@@ -18,7 +18,7 @@ def verify(
         typer.Option(
             "--evaluate",
             metavar="",
-            help="Measure the newest checkpoint again; takes test images and weights.",
+            help="Measure the newest checkpoint again; needs the test images and weights.",
         ),
     ] = False,
     changes: Changes = None,
@@ -32,7 +32,9 @@ def verify(
     from vbm_ptm.runs.verification import verify as audit
 
     if not evaluate and (changes or device):
-        raise UsageError("--set and --device are for --evaluate: the rest needs neither images nor weights.")
+        raise UsageError(
+            "--set and --device only apply with --evaluate: the rest needs neither images nor weights."
+        )
     findings = audit(run, is_evaluated=evaluate, device=device, overrides=changes or ())
     if as_json:
         print_json(

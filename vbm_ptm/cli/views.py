@@ -18,14 +18,14 @@ def views(
     config: ConfigFile = None,
     overrides: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Training seed.")] = None,
-    task: Annotated[int | None, typer.Option(min=1, help="Number of the task; the first one.")] = None,
+    task: Annotated[int | None, typer.Option(min=1, help="Number of the task; default: the first.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each class.")] = 2,
     classes: Annotated[int, typer.Option(min=1, help="Classes of the task.")] = 10,
     output: Annotated[
-        Path, typer.Option(help="A page (.html) or a picture (.png); replaced if it is there.")
+        Path, typer.Option(help="A page (.html) or a picture (.png); replaced if it exists.")
     ] = Path("views.html"),
 ) -> None:
-    """Show what the network sees: the views of some samples as training draws them, and when each comes back."""
+    """Show what the network sees: the views of some samples as training draws them, and when each recurs."""
     from vbm_ptm.storage.durable_files import check_writable, write_file
 
     ending = output.suffix.lower()

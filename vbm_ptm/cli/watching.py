@@ -26,11 +26,11 @@ _OVER = ("finished", "stopped", "failed", "dead")
 def watch(
     run: Run,
     once: Annotated[
-        bool, typer.Option("--once", metavar="", help="Show how it stands now, and leave.")
+        bool, typer.Option("--once", metavar="", help="Show the current state and exit.")
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Follow a run in the terminal, from its log: also one of another process, or one that has not begun.
+    """Follow a run in the terminal by its log, also a run of another process or one that has not begun.
 
     Leaves with exit code 0 when the run is finished, with 1 when nobody works on it any more. Ctrl-C leaves the watch,
     not the run.
@@ -39,9 +39,7 @@ def watch(
     from vbm_ptm.runs.watching import RunWatcher
 
     if once and not run.exists():
-        raise UsageError(
-            f"there is nothing at {run}; give the run directory, or leave --once out to wait for it."
-        )
+        raise UsageError(f"{run} does not exist; give the run directory, or leave out --once to wait for it.")
     watcher, console = RunWatcher(run), stdout()
     if once:
         _show(console, _look(watcher, is_thorough=True))

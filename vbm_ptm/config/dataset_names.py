@@ -29,7 +29,7 @@ class DatasetName:
 
 
 def resolve_dataset(given: str) -> DatasetName:
-    """Find out what a name means.
+    """Resolve a name.
 
     What is written as a path is a path: it begins with ``/``, ``./``, ``../`` or ``~``, or ends with ``/``. Any other
     name is a data set of ``configs/datasets`` if there is one, then a YAML file, then what lies there. A path is never
@@ -55,7 +55,7 @@ def resolve_dataset(given: str) -> DatasetName:
         file = find_config(given)
     elif file is not None and path.exists() and not is_yaml:
         logger.warning(
-            "data set '%s' is the one of %s; for what lies here write './%s'", *(given, file, given)
+            "data set '%s' is the one of %s; write './%s' for the folder or file here", *(given, file, given)
         )
     if file is not None:
         return DatasetName(file=file)
@@ -73,7 +73,7 @@ def dataset_trees(given: str) -> list[tuple[Tree, str]]:
     A file may name another one as its ``base``, over whose settings its own win.
 
     Raises:
-        UsageError: As ``resolve_dataset``, or a file is no YAML.
+        UsageError: As ``resolve_dataset``, or a file is not valid YAML.
     """
     meant = resolve_dataset(given)
     if meant.place is None:

@@ -49,7 +49,7 @@ class RunConfig(Settings):
 
     Attributes:
         preset: Preset of the learner's file that the settings came from; "none" if from no preset.
-        device: Where to compute; "auto" takes the best device.
+        device: Where to compute; "auto" chooses the best device.
         seed: Training seed. It never decides class order or splits.
     """
 
@@ -70,7 +70,7 @@ class RunConfig(Settings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its sources have to say of their fit to each other."""
+        """Notes on how well its sources fit together."""
         return tuple(self._composed.notes) if self._composed else ()
 
     def origin(self, path: str) -> str:
@@ -79,7 +79,7 @@ class RunConfig(Settings):
 
     @property
     def dataset_settings(self) -> str:
-        """What the data set's name was taken for: the file of its settings, or the place that was given."""
+        """What the data set's name refers to: the file of its settings, or the place that was given."""
         return self._composed.dataset_settings if self._composed else "the default"
 
     def with_precision(self, precision: PrecisionSetting) -> RunConfig:
@@ -168,7 +168,7 @@ class ComposedConfig:
     Attributes:
         tree: The settings, section by section.
         origins: Dotted path of a setting -> what set it.
-        notes: What does not fit without being wrong.
+        notes: Notes on settings that do not fit together but are not errors.
         overridden: Dotted paths that were given one by one, ``path.to.setting=value``.
         name_taken_for: The file or the place that a data set's name stands for; "" where no name was given.
     """
@@ -181,7 +181,7 @@ class ComposedConfig:
 
     @property
     def dataset_settings(self) -> str:
-        """What the data set's name was taken for, or else what set it."""
+        """What the data set's name refers to, or else what set it."""
         return self.name_taken_for or self.origin("dataset.name") or "the default"
 
     def merge(self, tree: Mapping[str, Any], origin: str) -> None:
@@ -286,7 +286,7 @@ def compose(
         config_file: A partial run configuration.
         overrides: Items ``path.to.setting=value``.
         tree: A partial run configuration that wins over all files but not over ``overrides``.
-        tree_origin: Who gives the tree, for messages.
+        tree_origin: Where the tree comes from, for messages.
     """
     late = ComposedConfig()
     problems: list[str] = []

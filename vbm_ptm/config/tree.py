@@ -51,7 +51,7 @@ def read_yaml(file: Path | None) -> Tree:
     """Read a YAML mapping; every plain scalar but null stays text.
 
     Raises:
-        UsageError: The file is no YAML mapping.
+        UsageError: The file is not a YAML mapping.
     """
     assert file is not None
     try:
@@ -141,7 +141,7 @@ _TextLoader.yaml_implicit_resolvers = {
 
 
 def as_text(value: Any) -> Any:
-    """Return a tree in which every scalar but None is text, so that a bool is no number."""
+    """Return a tree in which every scalar but None is text, so that a bool is not a number."""
     if isinstance(value, Mapping):
         return {str(key): as_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -16,10 +16,10 @@ class LoaderConfig(Settings):
     """Settings of the loaders; none of them changes what is loaded.
 
     Attributes:
-        num_workers: Processes that decode and augment; 0 does it in the main process. Without a number: none
+        num_workers: Processes that decode and augment images; 0 does it in the main process. Without a number: none
             when the CPU also trains, else up to 8.
         evaluation_batch_size: Images per batch in evaluation and feature extraction.
-        multiprocessing_context: How worker processes start; the platform's default without it.
+        multiprocessing_context: How worker processes start; default: that of the platform.
         worker_timeout_minutes: How long the workers may take for a batch before the run ends.
     """
 

@@ -28,15 +28,15 @@ class ScenarioConfig(Settings):
 
     Attributes:
         kind: "joint" trains once on everything and is evaluated on the tasks of the scenario it bounds.
-        num_tasks: Equal tasks as far as the class count allows, larger ones first.
-        first_task_size: Classes of the first task; the rest is cut by ``increment`` or ``num_tasks``.
+        num_tasks: Number of tasks, as equal as the class count allows, larger ones first.
+        first_task_size: Classes of the first task; the rest is divided by ``increment`` or ``num_tasks``.
         increment: Classes of every (further) task; the last one may be smaller.
         task_sizes: Classes of each task.
         class_order: "seed", "natural" (as the data set numbers them) or all class names in order.
-        class_order_seed: Seed of the order alone; as in SLCA and PILOT a NumPy legacy permutation.
-        domain_order: All domain names in order; alphabetical without it.
+        class_order_seed: Seed of the class order only; the order is a NumPy legacy permutation as in SLCA and PILOT.
+        domain_order: All domain names in order; default: alphabetical.
         bounds: The scenario that joint training bounds.
-        extends: Directory of a finished run: its tasks, and one more with the images of this data set.
+        extends: Directory of a finished run: this run has its tasks, and one more with the images of this data set.
         num_earlier_tasks: Tasks of the run that is extended.
         allow_known_classes: The new task may hold classes (or a domain) that were learned before.
     """

@@ -36,22 +36,22 @@ class TransformsConfig(Settings):
             size, then a random crop (as SLCA does for birds, cars and sketches); "padded": the image squeezed to the
             size, an eighth of the size of black on each side, then a random crop (small images, from scratch).
         crop_scale: Part of the area that a random resized crop keeps.
-        interpolation: Of every resize; None: as the weights were trained.
-        horizontal_flip: Probability.
-        brightness: Largest relative change of brightness; 0 leaves it out.
-        strong: What comes on top of the weak view: an AutoAugment policy, RandAugment, a mild affine map for images
-            that are not photographs, or nothing (every view is a weak one).
-        randaugment_operations: Operations that RandAugment draws for each view.
+        interpolation: For every resize; None: as the weights were trained.
+        horizontal_flip: Probability of a horizontal flip.
+        brightness: Largest relative change of brightness; 0 disables it.
+        strong: What a strong view adds to the weak one: an AutoAugment policy, RandAugment, a mild affine map for
+            images that are not photographs, or nothing (every view is a weak one).
+        randaugment_operations: Number of operations that RandAugment draws for each view.
         randaugment_magnitude: Strength of each of them, from 0 to 30.
         affine_degrees: Largest rotation to either side.
-        affine_translate: Largest shift, as a part of the size.
+        affine_translate: Largest shift, as a fraction of the size.
         affine_scale: Smallest and largest scale.
         normalization: Mean and std: those of the weights, of a data set, or none (values stay in 0..1).
         test_resize: Evaluation resizes the shorter side to this multiple of the size and crops the centre;
             None: the weights' crop fraction.
-        draft_decoding: Decode JPEGs at a half, a quarter or an eighth of their size where both sides keep at least what
-            the evaluation resizes to. Large photographs load several times faster; small crops lose detail, and values
-            differ a little from those of a full decoding, so that results do.
+        draft_decoding: Decode JPEGs at a half, a quarter or an eighth of their size if both sides remain at least as
+            long as the evaluation needs. Large photographs load several times faster; small crops lose detail, and
+            pixel values, and with them results, differ a little from those of a full decoding.
     """
 
     crop: Literal["random_resized", "resize_then_random", "padded"] = "random_resized"

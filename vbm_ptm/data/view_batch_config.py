@@ -15,16 +15,18 @@ class ViewBatchConfig(Settings):
     """Settings of the view batch.
 
     Attributes:
-        num_views: V; 1 is the plain baseline.
-        allow_partial_cycle: Permit fewer epochs than views, which leaves samples without any training.
-        order: What a view batch repeats. "sample": V views of each sample in one step (the paper's VBM-S). "class": the
-            samples of a V-th of the classes, V times in an epoch, one view a time (VBM-C of its appendix, a control).
-        views_for: Of learners with a buffer: which samples have V views, "all", the "current" ones or those of the
-            "buffer"; the others have one weak view, as in the baseline. A step has as many images in any case.
-        strong_share: Part of the images that are strong where a sample has one view a time: the control without replay,
-            which with (V - 1) / V shows as many strong images as V views do. Every sample keeps the share over time.
-        query_view: What chooses prompts in training: each image's own query, or that of the weak view for its group.
-        pull_view: What keys are pulled towards in training: each image's own query, or that of the weak view.
+        num_views: V, the number of views; 1 is the plain baseline.
+        allow_partial_cycle: Permit fewer epochs than views, in which case some samples are never trained on.
+        order: What a view batch repeats. "sample": V views of each sample in one step (VBM-S of the paper). "class":
+            the samples of 1/V of the classes, V times in an epoch, one view at a time (VBM-C of its appendix, a
+            control).
+        views_for: For learners with a buffer: which samples have V views, "all", the "current" ones or those of the
+            "buffer"; the others have one weak view, as in the baseline. The number of images per step stays the same.
+        strong_share: Fraction of the images that are strong if a sample has one view at a time: a control without
+            replay, which with (V - 1) / V shows as many strong images as V views do. The fraction holds for every
+            sample over time.
+        query_view: By which query an image chooses its prompts in training: its own, or that of its group's weak view.
+        pull_view: Towards which query keys are pulled in training: each image's own, or that of its group's weak view.
     """
 
     num_views: PositiveInt = 4

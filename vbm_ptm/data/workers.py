@@ -157,7 +157,7 @@ class ImageLoader:
             self._on_wait()
             if waited >= self._limit:
                 raise WorkerError(
-                    f"the workers have brought no images for {waited / 60:.3g} minutes: the file system does not "
+                    f"the workers have delivered no images for {waited / 60:.3g} minutes: the file system does not "
                     "answer, or is slower than data.worker_timeout_minutes allows."
                 )
         except BaseException:
@@ -202,7 +202,7 @@ class _Parcel:
         if self.problem:
             hint = next((hint for part, hint in _SHARING_HINTS.items() if part in self.problem), "")
             _warn_once(
-                f"workers cannot share memory ({self.problem}): images go through pipes, which takes longer"
+                f"workers cannot share memory ({self.problem}): images go through pipes, which is slower"
                 + f". {hint}" * bool(hint)
             )
         return ForkingPickler.loads(self.content)
@@ -284,7 +284,7 @@ def _explained(error: Exception) -> Exception:
     what = "shared memory (/dev/shm)" if "Bus error" in text else "memory"
     return WorkerError(
         f"a worker process that loads images has failed: {reason}. Most often {what} is short: take fewer "
-        "data.num_workers, or 0. What is saved is whole, and the run can go on from it."
+        "data.num_workers, or 0. The checkpoints are intact, and the run can be resumed."
     )
 
 

@@ -164,8 +164,8 @@ def _check_values(
     what += [f"the auxiliary {_named('term', in_terms)}"] if in_terms else []
     if what:
         raise FloatingPointError(
-            f"in the first forward of task {task.index}, before any step, not finite: {' and '.join(what)}. Classes "
-            "that shall not compete are left out of the columns, not set to -inf."
+            f"in the first forward of task {task.index}, before any step, not finite: {' and '.join(what)}. Leave "
+            "classes that must not compete out of the columns instead of setting them to -inf."
         )
 
 

@@ -67,8 +67,8 @@ class TaskFingerprints:
         """
         if frozen_sha256 != self.frozen_sha256:
             raise TrainingError(
-                f"the frozen parameters are not those that task {self._task_index} began with: training has changed "
-                "them before the run was stopped. Start anew in another folder once the learner is corrected."
+                f"the frozen parameters are not those that task {self._task_index} began with: training changed them "
+                "before the run was stopped. Correct the learner and start a new run in another folder."
             )
 
     def check_training(self) -> None:

@@ -24,8 +24,8 @@ class ObjectiveConfig(Settings):
 
     Attributes:
         consistency_weight: Weight of the one-to-many KL term.
-        detach_weak: Treat the weak view as a fixed target (as the authors' code does; the paper is silent).
-        start_epoch: Epoch of each task, counted from 0, from which on the KL term counts (the authors' code starts
+        detach_weak: Treat the weak view as a fixed target (as the authors' code does; the paper does not say).
+        start_epoch: Epoch of each task, counted from 0, from which the KL term counts (the authors' code starts
             after 6 of 50 epochs; the paper names none).
     """
 

@@ -18,26 +18,26 @@ class OptimizationConfig(Settings):
 
     Attributes:
         epochs: Epochs per task; an epoch is one presentation per training image of the task.
-        batch_size: Images (views counted) per step over all ranks.
-        gradient_accumulation_steps: Micro-batches of whole groups into which every rank cuts its part of a step, where
-            memory is short. ``batch_size``, steps, schedule and the gradient stay what they are.
+        batch_size: Images per step over all ranks; every view counts.
+        gradient_accumulation_steps: Number of micro-batches of whole groups into which every rank cuts its part of a
+            step to save memory. ``batch_size``, steps, schedule and gradient stay the same.
         optimizer: "sgd", "adam" or "adamw".
         fused: Update all parameters in one kernel. Sums are rounded in another order, so that results differ in their
             last digits.
         learning_rate: Absolute rate; a learner's groups may scale it. Never rescaled by batch size, views or ranks.
         momentum: Momentum of SGD.
-        minimum_learning_rate: Absolute rate that every schedule ends at in place of 0, the same for all groups: a rate
+        minimum_learning_rate: Absolute rate at which every schedule ends instead of 0, the same for all groups: a rate
             is minimum + (its start - minimum) * factor.
-        weight_decay: Weight decay, as the optimizer defines it.
-        schedule: Factor on the rate by epoch: "constant"; "multistep" (times ``decay`` from each milestone on);
+        weight_decay: Weight decay as defined by the optimizer.
+        schedule: Factor of the rate by epoch: "constant"; "multistep" (multiplied by ``decay`` at each milestone);
             "cosine" (half a period down towards 0); "quarter_cosine" (CODA-Prompt: a quarter period down to 0.0157).
-        milestones: Epochs, counted from 0, from which on ``decay`` applies once more.
-        schedule_unit: "epoch": the rate changes with every epoch, so that with V views the samples of the last epoch of
-            a cycle live at lower rates than those of the first. "cycle": within a cycle every epoch has the mean of the
-            rates of its epochs; the sum over the training stays. With one view both are the same.
+        milestones: Epochs, counted from 0, from which ``decay`` applies once more.
+        schedule_unit: "epoch": the rate changes with every epoch, so with V views the samples of the last epoch of a
+            cycle get lower rates than those of the first. "cycle": all epochs of a cycle have the mean of their rates;
+            the sum over the training stays the same. With one view there is no difference.
         decay: Factor of the multistep schedule.
-        warmup_epochs: Epochs over which the rate grows by equal steps to what the schedule says.
-        clip_gradient_norm: Largest norm of the gradient over all trained parameters, or none.
+        warmup_epochs: Epochs over which the rate grows linearly to the value of the schedule.
+        clip_gradient_norm: Largest norm of the gradient over all trained parameters; None disables clipping.
     """
 
     epochs: int = Field(default=20, ge=1)

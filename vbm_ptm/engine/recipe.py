@@ -102,8 +102,8 @@ class Recipe:
             )
         if len(task.classes) == 1:
             notes.append(
-                f"task {task.index} has one class: a loss over the classes of the task alone has nothing to tell "
-                "apart, so that only the end of the task can teach the learner anything"
+                f"task {task.index} has one class: a loss over the classes of the task has nothing to "
+                "distinguish, so only the end of the task can teach the learner anything"
             )
         return notes
 
@@ -113,8 +113,8 @@ class Recipe:
         notes = []
         if epochs % num_views:
             notes.append(
-                f"{epochs} epochs are not a whole number of cycles of {num_views} epochs: samples will differ by one "
-                "visit"
+                f"{epochs} epochs are not a whole number of cycles of {num_views} epochs: the number of visits "
+                "will differ by one between samples"
             )
         if num_views > 1 and epochs / num_views < VISITS_TO_MENTION:
             returns = math.ceil(epochs / num_views) - 1
@@ -122,8 +122,8 @@ class Recipe:
                 f"comes back {returns} time{'s' * (returns > 1)} at most" if returns else "never comes back"
             )
             notes.append(
-                f"with {epochs} epochs and {num_views} views a sample {how_often}, which is little to see an effect of "
-                "rest"
+                f"with {epochs} epochs and {num_views} views a sample {how_often}, which is too little to show an "
+                "effect of rest"
             )
         sums = summed_factors(self.optimization, cycle_length=num_views)
         if min(sums) and max(sums) / min(sums) > SPREAD_TO_MENTION:

@@ -15,19 +15,19 @@ class TrainerConfig(Settings):
     """How the loop runs.
 
     Attributes:
-        max_steps_per_task: Stop each task after so many steps (a smoke run); null for all epochs.
+        max_steps_per_task: Stop each task after this many steps (a smoke run); null for all epochs.
         log_every: Steps between two readings of the losses, which stay on the device until then.
-        mixed_precision: "no", "bf16" or "fp16" through Accelerate. "auto" is bf16 where the device has units for it
-            (GPUs with bf16, CPUs with AMX or AVX512-BF16), else "no"; a run stores which of the two, and keeps it.
+        mixed_precision: "no", "bf16" or "fp16" through Accelerate. "auto" is bf16 where the hardware supports it (GPUs
+            with bf16, CPUs with AMX or AVX512-BF16), else "no"; a run records the choice and keeps it.
         compile: Train with the blocks of a ViT, or another network as a whole, compiled by ``torch.compile``. Takes up
-            to minutes at the start; values agree to rounding, so that a run keeps what it began with.
+            to minutes at the start; values agree up to rounding, so a run keeps the setting that it began with.
         rank_timeout_minutes: How long a rank waits for the others, at the start and in every exchange.
-        trackers: "tensorboard", "wandb" or both, through Accelerate, beside ``log.jsonl``.
-        stop_signals: Signals that save the run and end it, besides SIGINT and SIGTERM: what batch systems send before
-            time is up, and what a closed terminal sends.
-        evaluate_every_epoch: After every epoch, measure the accuracy on training and test images of the task, and from
-            it the paper's degree of forgetting and what samples lose between two visits. Weights stay what they are.
-        feature_drift: Measure how far each task moves the features of the test images.
+        trackers: "tensorboard", "wandb" or both, through Accelerate, in addition to ``log.jsonl``.
+        stop_signals: Signals that save the run and end it, in addition to SIGINT and SIGTERM: those that batch systems
+            send before the time limit, and that of a closed terminal.
+        evaluate_every_epoch: After every epoch, measure the accuracy on the task's training and test images; this gives
+            the paper's degree of forgetting, and what samples lose between two visits. Training is not affected.
+        feature_drift: Measure how much each task changes the features of the test images.
     """
 
     max_steps_per_task: int | None = Field(default=None, ge=1)

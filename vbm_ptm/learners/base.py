@@ -286,11 +286,11 @@ class Learner(Rehearsing):
         return {}
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
-        """Return the numbers that ``end_task`` will keep for classes with so many training images each."""
+        """Return the numbers that ``end_task`` will keep for classes with these numbers of training images."""
         return 0
 
     def check_room(self, num_tasks: int) -> None:
-        """Refuse so many tasks in all if the method has no room for them; a run may be extended beyond its plan."""
+        """Refuse this many tasks if the method has no room for them; a run may be extended beyond its plan."""
 
     def columns(self, classes: Sequence[int], device: torch.device) -> Tensor:
         """Return class indices as a (K,) tensor; in a training step take ``task_columns``."""

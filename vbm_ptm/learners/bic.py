@@ -38,7 +38,7 @@ class BiCConfig(LearnerConfig):
     """Settings of bias correction.
 
     Attributes:
-        capacity: Exemplars in all, divided equally among the classes.
+        capacity: Exemplars in total, divided equally among the classes.
         temperature: Divides the logits of both networks in the distillation.
         held_out: Part of the smallest class that is held out of each class for the correction.
     """

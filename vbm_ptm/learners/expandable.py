@@ -35,7 +35,7 @@ class ExpandableConfig(LearnerConfig):
     """Settings of the expandable representation; the defaults are the official ones.
 
     Attributes:
-        capacity: Exemplars in all, divided equally among the classes; 0 for none.
+        capacity: Exemplars in total, divided equally among the classes; 0 for none.
         reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are drawn anew (the official
             code does so after its warm-up); None for never.
         balanced_epochs: Epochs of the last fit of the classifier, after each task but the first; 0 switches it off.

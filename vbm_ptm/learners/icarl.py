@@ -34,7 +34,7 @@ class ICaRLConfig(LearnerConfig):
     """Settings of iCaRL.
 
     Attributes:
-        capacity: Exemplars in all, divided equally among the classes; 0 for none.
+        capacity: Exemplars in total, divided equally among the classes; 0 for none.
         classifier: What predicts: the "nearest_mean" of exemplars, or the "linear" head (with a capacity of 0 this is
             LwF-MC).
         all_columns: Average an image's loss over the columns of all classes of the run, as mammoth does; without it

@@ -259,7 +259,7 @@ def _first_at_most(parts: Tensor, limit: float, *, strictly: bool) -> int:
 
 
 def _leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most so many left singular vectors (D,k) and singular values (k,), those above rounding errors.
+    """Return at most this many left singular vectors (D,k) and singular values (k,), those above rounding errors.
 
     The largest component of each vector is positive, so that the last bit of the matrix does not decide its sign.
     """

@@ -52,7 +52,7 @@ def learner_class(name: str) -> type[Learner]:
     """Return the class of a built-in learner or of a dotted ``package.module:Class``.
 
     Raises:
-        UsageError: The name is unknown, or what it names is no Learner with a ``config_class``.
+        UsageError: The name is unknown, or it does not name a Learner with a ``config_class``.
     """
     from vbm_ptm.learners.base import Learner, LearnerConfig
 

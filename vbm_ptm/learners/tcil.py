@@ -37,7 +37,7 @@ class TCILConfig(LearnerConfig):
     """Settings of TCIL; the defaults are the official ones.
 
     Attributes:
-        capacity: Exemplars in all, divided equally among the classes; 0 for none.
+        capacity: Exemplars in total, divided equally among the classes; 0 for none.
         reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are drawn anew; None for
             never.
         answer_weight: Weight of the divergence from the answers of the network before the task.

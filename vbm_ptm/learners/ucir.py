@@ -36,7 +36,7 @@ class UCIRConfig(LearnerConfig):
     """Settings of UCIR; the defaults are the official ones.
 
     Attributes:
-        capacity: Exemplars in all, divided equally among the classes; 0 for none.
+        capacity: Exemplars in total, divided equally among the classes; 0 for none.
         distillation_weight: Weight of the change of direction, before the factor by the numbers of classes.
         margin: By which cosines of an exemplar's class shall exceed those of new classes.
         num_rivals: New classes that an exemplar's class is compared with.

@@ -34,7 +34,7 @@ class WAConfig(LearnerConfig):
     """Settings of weight aligning.
 
     Attributes:
-        capacity: Exemplars in all, divided equally among the classes; 0 for none.
+        capacity: Exemplars in total, divided equally among the classes; 0 for none.
         temperature: Divides the logits of both networks in the distillation.
     """
 

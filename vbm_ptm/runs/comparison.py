@@ -22,7 +22,7 @@ def compare_runs(one: Path, two: Path) -> dict[str, Section]:
         two: Another one.
 
     Raises:
-        UsageError: One of them is no run directory.
+        UsageError: One of them is not a run directory.
     """
     directories = RunDirectory(one), RunDirectory(two)
     first, second = (directory.config().model_dump(mode="json") for directory in directories)
@@ -38,7 +38,7 @@ def compared_facts(run: Path) -> dict[str, dict[str, Any]]:
     """Return, by section and name, all that ``compare_runs`` compares of a run; settings by their dotted paths.
 
     Raises:
-        UsageError: It is no run directory.
+        UsageError: It is not a run directory.
     """
     directory = RunDirectory(run)
     facts: dict[str, dict[str, Any]] = {"settings": dict(leaves(directory.config().model_dump(mode="json")))}

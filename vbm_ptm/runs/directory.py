@@ -67,14 +67,14 @@ class RunDirectory:
         tree = read_yaml(file)
         if not {"dataset", "learner"} <= tree.keys():
             raise UsageError(
-                f"{file} is damaged: it does not say what was learned. The same stands in result.json under 'config'."
+                f"{file} is damaged: it lacks the data set or the learner. result.json has the same under 'config'."
             )
         composed = stored_config(tree, str(file))
         for item in overrides:
             if not is_within(item.partition("=")[0].strip(), FREE_IN_USE):
                 raise UsageError(
-                    f"{item}: the run is finished as it is. What may change is where its files lie and how it "
-                    f"computes: {', '.join(FREE_IN_USE)}."
+                    f"{item}: the run is finished. Only the places of its files and how it computes may "
+                    f"change: {', '.join(FREE_IN_USE)}."
                 )
             composed.merge(override(item), f"override {item}")
         return composed.validate()
@@ -134,7 +134,7 @@ class RunDirectory:
             )
         checkpoint = store.read(task)
         if checkpoint is None:
-            raise UsageError(f"{self.path} holds no finished task yet; train at least one.")
+            raise UsageError(f"{self.path} has no finished task yet; train at least one.")
         return checkpoint
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
@@ -157,7 +157,7 @@ class RunDirectory:
         changed = self._changes(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
         if changed and not resume:
             raise UsageError(
-                f"{self.path} exists already, from other settings (stored against given): "
+                f"{self.path} exists already, with other settings (stored against given): "
                 f"{some_lines(change_lines(changed))}. Give this run a folder of its own."
             )
         if not resume:
@@ -220,7 +220,7 @@ class RunDirectory:
     def _require_config(self) -> Path:
         file = self.path / "config.yaml"
         if not file.is_file():
-            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
+            raise UsageError(f"{self.path} is not a run directory: it has no config.yaml.")
         return file
 
     def check_same_run(self, stored: Mapping[str, Any], config: RunConfig, *, what: str) -> None:
@@ -238,7 +238,7 @@ class RunDirectory:
         changed = _changes_between(own, config, free=(*FREE_ON_RESUME, *PLACES))
         if changed:
             raise UsageError(
-                f"{what} belongs to another run, of another configuration (stored against given): "
+                f"{what} belongs to another run with another configuration (stored against given): "
                 f"{some_lines(change_lines(changed))}.",
                 advice="skip_damaged",
             )
@@ -251,7 +251,7 @@ class RunDirectory:
             raise UsageError(
                 f"{self.path} was started with another configuration (stored against given): "
                 f"{some_lines(change_lines(changed))}. "
-                f"Resume with the stored settings, which {self.path / 'config.yaml'} has, or give another folder.",
+                f"Resume with the stored settings ({self.path / 'config.yaml'}), or give another folder.",
                 advice="stored_settings",
             )
 

@@ -106,13 +106,13 @@ def push(folder: Path | str, repository: str) -> str:
         repository: ``name`` or ``organisation/name``.
 
     Raises:
-        UsageError: The folder is no exported learner, or the hub does not take it.
+        UsageError: The folder is not an exported learner, or the hub does not take it.
     """
     folder = Path(folder)
     if not is_portable(folder):
-        raise UsageError(f"{folder} is no exported learner: it has no config.json.")
+        raise UsageError(f"{folder} is not an exported learner: it has no config.json.")
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        raise UsageError(f"HF_HUB_OFFLINE forbids to upload; {folder} is ready to be pushed without it.")
+        raise UsageError(f"HF_HUB_OFFLINE forbids uploading; {folder} is ready to be pushed without it.")
     if huggingface_hub.get_token() is None:
         raise UsageError(
             f"no token for {huggingface_hub.constants.ENDPOINT}: run `hf auth login` or set HF_TOKEN to one that may "

@@ -54,9 +54,7 @@ def extension_config(
         raise UsageError(f"{directory.path} is not finished: resume it first.", advice="resume")
     kind = tree["scenario"]["kind"]
     if kind == "joint":
-        raise UsageError(
-            f"{directory.path} was trained jointly, as one task: train it once more on all images."
-        )
+        raise UsageError(f"{directory.path} was trained jointly, as one task: train again on all images.")
     tree["dataset"] = dataset_spec(dataset).model_dump(mode="json") | {
         "transforms": tree["dataset"]["transforms"]
     }
@@ -73,7 +71,7 @@ def extension_config(
         key = item.partition("=")[0].strip()
         if not is_within(key, FREE_IN_EXTENSION) or is_within(key, ["dataset.transforms"]):
             raise UsageError(
-                f"{item}: an extension keeps what the run was made with. What may change: "
+                f"{item}: an extension keeps the settings of the run. These may change: "
                 f"{', '.join(FREE_IN_EXTENSION)}, but not dataset.transforms."
             )
         composed.merge(override(item), f"override {item}")

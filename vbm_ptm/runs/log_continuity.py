@@ -13,7 +13,7 @@ from vbm_ptm.runs.findings import Findings
 from vbm_ptm.storage.log_reader import parse_line
 from vbm_ptm.storage.task_record import TaskFacts
 
-_REMEDY = "the log was cut or edited: bring it back; counts and checkpoints do not depend on it"
+_REMEDY = "the log was cut or edited: restore it; counts and checkpoints do not depend on it"
 _FACTS = tuple(each.name for each in fields(TaskFacts))
 
 

@@ -52,9 +52,7 @@ def check_files(configs: Iterable[RunConfig]) -> None:
         if dataset.path is None and dataset.source is None:
             problems.append(f"the images of data set '{dataset.name}' are needed: dataset.path is not set.")
         if dataset.path is not None and not dataset.path.exists():
-            problems.append(
-                f"data set '{dataset.name}': there is nothing at '{dataset.path}' (dataset.path)."
-            )
+            problems.append(f"data set '{dataset.name}': '{dataset.path}' does not exist (dataset.path).")
         try:
             split_lists_of(dataset)
         except UsageError as error:
@@ -113,7 +111,7 @@ def moved_content(finished: Iterable[tuple[Path, RunConfig, RunResult]]) -> list
                 continue
             if now != recorded:
                 problems.append(
-                    f"{directory} was made with other data than lie at {place} now: SHA-256 of {what} is "
-                    f"{recorded[:12]} there against {now[:12]}. These data need an output folder of their own."
+                    f"{directory} was made with other data than those at {place} now: SHA-256 of {what} is "
+                    f"{recorded[:12]} there against {now[:12]}. Use another output folder for these data."
                 )
     return problems

@@ -80,7 +80,9 @@ def newest_checkpoint(
                 raise
             logger.warning("left out: %s", error)
     if paths:
-        raise UsageError(f"no checkpoint in {store.directory} can be used; start anew in another folder.")
+        raise UsageError(
+            f"no checkpoint in {store.directory} can be used; start a new run in another folder."
+        )
     return None
 
 
@@ -102,7 +104,7 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
     names = setup.benchmark.scenario.class_names
     if checkpoint.state.class_names != names:
         raise UsageError(
-            f"the data set's classes are not those that {checkpoint.path} was trained on, or stand in another order: "
+            f"the data set's classes are not those that {checkpoint.path} was trained on, or are in another order: "
             f"{list(names)} against {list(checkpoint.state.class_names)}."
         )
     datasets, state = setup.benchmark.datasets, checkpoint.state
@@ -113,12 +115,12 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
             f"{datasets.split_sha256[:12]} against {state.split_sha256[:12]}"
         )
         if is_resumed:
-            raise UsageError(f"{change}. Bring the same images back, or start anew in another folder.")
+            raise UsageError(f"{change}. Provide the same images, or start a new run in another folder.")
         if datasets.record.held_out != state.held_out:
             # The learner may have been trained on what is held out now.
             raise UsageError(
                 f"{change}. Held out of the training images: {datasets.record.held_out or 'nothing'} now, "
-                f"{state.held_out or 'nothing'} then. Bring the same test images back."
+                f"{state.held_out or 'nothing'} then. Provide the same test images."
             )
         logger.warning("%s", change)
     restore(setup.learner, checkpoint)

@@ -291,7 +291,7 @@ def predict(
                 str(file) for (file, _), is_broken in zip(batch, broken.tolist(), strict=True) if is_broken
             ]
             raise FloatingPointError(
-                f"the scores of {some_names(names)} are NaN or infinite: {path} is of no use."
+                f"the scores of {some_names(names)} are NaN or infinite: {path} cannot be used."
             )
         best = scores.topk(min(top_k, scores.shape[1]), dim=1)
         shares = probabilities(scores).gather(1, best.indices)

@@ -29,7 +29,7 @@ from vbm_ptm.storage.summary import summary
 # Numbers of one formula on two machines.
 _TOLERANCE = 1e-9
 
-_BRING_BACK = "bring a whole copy back, or train the run again"
+_BRING_BACK = "restore an intact copy, or train the run again"
 
 
 def verify(
@@ -48,7 +48,7 @@ def verify(
         overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
 
     Raises:
-        UsageError: It is no run directory; or the images or weights for ``is_evaluated`` are not there.
+        UsageError: It is not a run directory; or the images or weights for ``is_evaluated`` are not there.
     """
     directory, findings = RunDirectory(Path(run_directory)), Findings()
     config = directory.config().model_dump(mode="json")
@@ -61,7 +61,7 @@ def verify(
             "config.yaml against result.json",
             expected="the same settings",
             found=_differing_settings(result.config, config),
-            remedy="put the settings back that the run was made with",
+            remedy="restore the settings that the run was made with",
         )
         _check_against_result(checkpoints, result, findings)
     newest = checkpoints[-1].state if checkpoints else None
@@ -191,7 +191,7 @@ def _stored_index(path: Path) -> int | None:
 def _check_against_result(checkpoints: Sequence[Checkpoint], result: RunResult, findings: Findings) -> None:
     """Compare what checkpoints say of the run with what its result says."""
     first = result.extends.num_earlier_tasks if result.extends else 0
-    swapped = "it belongs to another run, or one of the two was changed: bring back the run's own"
+    swapped = "it belongs to another run, or one of the two was changed: restore the run's own"
     for checkpoint in checkpoints:
         state, name = checkpoint.state, f"{checkpoint.path.name}/state.json against result.json"
         num_finished = checkpoint.task_index + 1

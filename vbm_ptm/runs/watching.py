@@ -52,7 +52,7 @@ class RunWatcher:
             is_thorough: Ask whether its process lives even if the log has just grown.
 
         Raises:
-            UsageError: What lies there by now is no run.
+            UsageError: What is there by now is not a run.
         """
         self._check()
         self._title = _title(self.path) if self._title == str(self.path) else self._title
@@ -83,7 +83,7 @@ class RunWatcher:
                 f"{self.path} holds several runs; give one of them: {some_names(inside, limit=5)}."
             )
         if names - {".lock", ".config.yaml.partial"}:
-            raise UsageError(f"{self.path} is no run directory: it has no config.yaml.")
+            raise UsageError(f"{self.path} is not a run directory: it has no config.yaml.")
 
     def _read(self, now: float) -> None:
         events = self._reader.read()
@@ -126,7 +126,7 @@ class RunWatcher:
                 how = "was stopped and has saved itself" if status == "interrupted" else "ended with an error"
                 return ("stopped" if status == "interrupted" else "failed"), f"The run {how}. {_GO_ON}."
             return "dead", (
-                f"Nobody works on it: its process {_holder(lock)} has ended without a result within the "
+                f"No process is working on it: process {_holder(lock)} has ended without a result within the "
                 f"last {duration(quiet)} (killed, out of memory, power cut). {_GO_ON}."
             )
         if quiet is None:
@@ -135,12 +135,12 @@ class RunWatcher:
             return "running", ""
         if is_alive:
             return "quiet", (
-                f"No new line for {duration(quiet)}, but process {_holder(lock)} lives: steps are logged every "
+                f"No new line for {duration(quiet)}, but process {_holder(lock)} is alive: steps are logged every "
                 "trainer.log_every of them, and the end of a task and its evaluation log nothing until they are done."
             )
         return "quiet", (
-            f"No new line for {duration(quiet)}. This file system does not tell whether process {_holder(lock)} lives: "
-            f"look for it where it was started. If it is gone, the run can be resumed."
+            f"No new line for {duration(quiet)}. This file system cannot tell whether process {_holder(lock)} is "
+            f"alive: look for it where it was started. If it is gone, the run can be resumed."
         )
 
 

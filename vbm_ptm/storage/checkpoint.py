@@ -4,7 +4,7 @@
         learner.safetensors                     state dict without statistics and what the backbone was loaded with
         state.json                              what rebuilds the learner, the counts so far, the configuration
         SHA256SUMS                              of all files that belong to it, as sha256sum -c reads them
-    checkpoints/last_000123/                    inside a task, after so many steps of the run: the same, and
+    checkpoints/last_000123/                    inside a task, after this many steps of the run: the same, and
         optimizer.safetensors                   the optimizer's averages; none is needed at the end of training
     checkpoints/statistics/task_00.safetensors  what a task left behind for good, written once
 
@@ -53,7 +53,7 @@ class CheckpointConfig(Settings):
     """Which checkpoints are written and which stay.
 
     Attributes:
-        keep: "all"; "last" (the newest two); "auto": all when the backbone is frozen, so that they are small.
+        keep: "all"; "last" (the newest two); "auto": all when the backbone is frozen, when they are small.
         every: When to save inside a task: "task" (only at the end of its training), "epoch" (at the end of an epoch,
             but never so often that it would slow training down), "10 minutes", "50 steps".
     """
@@ -97,7 +97,9 @@ class Checkpoint:
         known = {Path(name).name for name in self.digests} | {_SUMS}
         strange = sorted({file.name for file in self.path.iterdir()} - known)
         if strange:
-            logger.warning("%s holds files of no checkpoint, which are not read: %s", self.path, strange)
+            logger.warning(
+                "%s holds files that belong to no checkpoint; they are not read: %s", self.path, strange
+            )
 
     def tensors(self) -> dict[str, Tensor]:
         """Read and verify the learner's tensors.
@@ -222,7 +224,9 @@ class CheckpointStore:
         }
         paths = self.newest_first()
         for path in paths[: paths.index(chosen.path)]:
-            logger.warning("removing %s, which comes after what the run goes on from", path)
+            logger.warning(
+                "removing %s, which is newer than the checkpoint that the run continues from", path
+            )
             shutil.rmtree(path)
         if chosen.is_finished:  # these lie in its task
             for path in self._inside_tasks():
@@ -237,7 +241,7 @@ class CheckpointStore:
         num_finished: int,
         optimizer: Mapping[str, Tensor] | None = None,
     ) -> Checkpoint:
-        """Write a checkpoint whose learner has finished so many tasks; their statistics are written once."""
+        """Write a checkpoint whose learner has finished this many tasks; their statistics are written once."""
         self._refuse_loss()
         tensors = _stored(learner.state_dict())
         now = fingerprints(_of_backbone(tensors)) if self._loaded else {}

@@ -138,8 +138,8 @@ def _sync_directory(path: Path) -> None:
 @cache
 def _warn_once(what: str, reason: str) -> None:
     logger.warning(
-        "the file system of the output cannot force %s to the disk (%s): what was written last may be lost in a power "
-        "cut, though not where the run is killed",
+        "the file system of the output cannot force %s to the disk (%s): the latest data may be lost in a power cut, "
+        "but not if the run is killed",
         what,
         reason,
     )

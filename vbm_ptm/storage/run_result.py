@@ -151,4 +151,6 @@ def read_result(file: Path) -> RunResult:
 
 
 def _damage(file: Path, what: str) -> UsageError:
-    return UsageError(f"{file} is damaged ({what}); remove it, and the run writes it anew when it goes on.")
+    return UsageError(
+        f"{file} is damaged ({what}); remove it, and the run will write it again when it is resumed."
+    )

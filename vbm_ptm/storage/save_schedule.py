@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# Between two saves at the end of an epoch lies at least so many times what the last one took.
+# Between two saves at the end of an epoch is at least this multiple of the time that the last one took.
 _PATIENCE = 50
 
 
@@ -33,7 +33,7 @@ class SaveSchedule:
         self._saved_at, self._saved_step, self._cost = 0.0, 0, 0.0
 
     def begin(self, *, num_steps: int, now: float) -> None:
-        """Start to count, in a task of which so many steps are done already."""
+        """Start counting, in a task of which this many steps are done already."""
         self._saved_at, self._saved_step = now, num_steps
 
     def is_due(self, *, num_steps: int, is_epoch_over: bool, now: float) -> bool:

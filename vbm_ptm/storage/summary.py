@@ -15,7 +15,7 @@ def summary(matrix: AccuracyMatrix) -> dict[str, Any]:
     skipped, gaps = list(matrix.tasks_without_test_images), list(matrix.rows_with_gaps)
     notes = [f"tasks {skipped} have no test images and are left out of all means"] if skipped else []
     if gaps:
-        notes.append(f"after tasks {gaps} not all tasks were measured: nothing is known of all classes")
+        notes.append(f"after tasks {gaps} not all tasks were measured: nothing is known about all classes")
     return {
         **{scope: _of_scope(matrix, scope) for scope in get_args(Scope)},
         "num_training_tasks": len(matrix.rows),

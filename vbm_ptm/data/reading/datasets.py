@@ -56,31 +56,31 @@ class DatasetSpec(Settings):
         revision: Branch, tag or commit of a hub data set.
         path: An image folder, a parquet file, a folder of parquet files, or what ``save_to_disk`` wrote;
             wins over `source`.
-        layout: Of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), one of these two, whichever
-            it is (auto), ``<domain>/<class>/`` (domains), or no meaning of folders (listed: lists name the classes).
+        layout: Of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), whichever of these two is found
+            (auto), ``<domain>/<class>/`` (domains), or folders without a meaning (listed: lists name the classes).
         image_column: Column with the images (tables only).
         label_column: Column with the class: class labels, integers or text (tables only).
         domain_column: Column with the domain (tables only).
         train_split: Name of the training split or folder.
         test_split: Name of the test split or folder.
-        domains: Only these domains; all without it.
-        split_file: CSV with columns path, split (train or test) and, if wanted, label and domain. It alone decides
-            which image is where, as ``vbm-ptm split`` writes it; wins over the lists.
+        domains: Use only these domains; default: all.
+        split_file: CSV with columns path, split (train or test) and optionally label and domain. It alone decides which
+            image belongs to which split, as ``vbm-ptm split`` writes it; it overrides the lists.
         train_list: Files, or patterns of files, that list the training images: CSV, YAML (lists ``data`` and
-            ``targets``) or text (``path`` or ``path label`` in a line), looked for in the current directory, then
-            below `path`.
+            ``targets``) or text (``path`` or ``path label`` per line), looked up in the current directory, then below
+            ``path``.
         test_list: The same for test images.
-        test_fraction: Part of every class that is held out where there is no test split.
-        validation_fraction: If above 0, this part of every class of the training data becomes the test
-            split and the real one is not touched: for tuning.
-        train_images_per_class: At most so many training images of each class (and domain), for studies on few cores;
-            which ones depends on names alone. All test images stay.
-        num_classes: Checked against what was found.
-        expected: Name of a variant -> numbers of images. Other numbers are warned about.
+        test_fraction: Part of every class that is held out if there is no test split.
+        validation_fraction: If above 0, this part of every class of the training data becomes the test split, and the
+            real one is not used: for tuning.
+        train_images_per_class: At most this many training images of each class (and domain), for studies on few cores;
+            which ones depends on names alone. All test images are kept.
+        num_classes: Compared with the number that is found.
+        expected: Name of a variant -> numbers of images. Other numbers give a warning.
         on_unlabelled: Refuse tables with rows without a class (missing, negative or empty), or leave such rows out.
-        row_names: Rows of tables are told apart by what they hold (content: the split and its hash survive another
-            order of the rows, and notice other images), or by their numbers (number: as runs of earlier versions did).
-        on_bad_image: Refuse to start with images that cannot be decoded, or leave them out.
+        row_names: What identifies the rows of tables: their content (the split and its hash survive another order of
+            the rows, and change with the images), or their number (as in runs of earlier versions).
+        on_bad_image: Refuse to start if images cannot be decoded, or leave these images out.
         verify: Decode every image before training (full), look for empty files only (none: not even that);
             auto is full up to 20,000 images.
         transforms: How views are drawn.
@@ -115,15 +115,15 @@ class DatasetSpec(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> DatasetSpec:
         if self.on_bad_image == "skip" and self.verify == "none":
-            raise ValueError("on_bad_image=skip has to decode every image: verify=none does not go with it")
+            raise ValueError("on_bad_image=skip has to decode every image, which verify=none rules out")
         if self.train_split == self.test_split:
             raise ValueError(f"train_split and test_split are both '{self.train_split}'")
         if self.test_list and not self.train_list:
             raise ValueError(
-                "test_list names the test images, but nothing names those for training: set train_list"
+                "test_list names the test images, but the training images are not given: set train_list"
             )
         if self.layout == "listed" and not self.has_lists:
-            raise ValueError("layout=listed takes classes from lists: set split_file or train_list")
+            raise ValueError("layout=listed reads classes from lists: set split_file or train_list")
         return self
 
     @property
@@ -320,8 +320,8 @@ def _compare(
     problem = None
     if compared.differences:
         problem = (
-            f"not the images of '{compared.variant}': {some_lines(compared.differences, limit=4)}. Look for what "
-            "is missing, or set dataset.expected=null if these are the images you want"
+            f"not the images of '{compared.variant}': {some_lines(compared.differences, limit=4)}. Find what is "
+            "missing, or set dataset.expected=null if these are the images you want"
         )
     return ExpectedRecord(
         variant=None if compared.differences else compared.variant,
@@ -395,15 +395,15 @@ def _settle_splits(
     if source.test is not None:
         return train, source.test, None
     if spec.validation_fraction == 0:
-        held_out = f"{spec.test_fraction:g} of every class, for want of a test split"
+        held_out = f"{spec.test_fraction:g} of every class, as there is no test split"
         train, test = hold_out(train, spec.test_fraction, "test")
     else:
         held_out = f"{spec.validation_fraction:g} of every class, for validation; "
         if has_test_split:
-            held_out += "the source's test split is not touched"
+            held_out += "the source's test split is not used"
         else:
             train, _ = hold_out(train, spec.test_fraction, "test")
-            held_out += f"the {spec.test_fraction:g} that are held out for testing are not touched"
+            held_out += f"the {spec.test_fraction:g} that are held out for testing are not used"
         train, test = hold_out(train, spec.validation_fraction, "validation")
     if len(test.labels) == 0:
         raise UsageError(

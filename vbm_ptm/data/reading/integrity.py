@@ -66,7 +66,7 @@ def check_source(
     full = is_checked and (skips or verify == "full" or total <= _MAX_IMAGES_FOR_FULL_CHECK)
     if is_checked and not full:
         logger.info(
-            "%s: %d images: only empty and missing files are looked for before training; "
+            "%s: %d images: before training only empty and missing files are searched for; "
             "dataset.verify=full decodes every image.", name, total,
         )  # fmt: skip
     find = undecodable_images if full else empty_images
@@ -148,8 +148,8 @@ def flat_images(split: SourceSplit) -> str | None:
     ):
         return None
     return (
-        f"every image of the {split.name} split is one pixel high or wide, as strips of numbers are that were taken "
-        "for images"
+        f"every image of the {split.name} split is one pixel high or wide, like strips of numbers that were "
+        "mistaken for images"
     )
 
 

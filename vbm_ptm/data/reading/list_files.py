@@ -157,7 +157,7 @@ def _matches(root: Path, name: str) -> list[Path]:
     path = os.path.join(root, name)
     found = (
         [path] if os.path.isfile(path) else sorted(glob.glob(name, root_dir=root))
-    )  # the root is no pattern
+    )  # the root is not a pattern
     return [file for file in (Path(root, each) for each in found) if file.is_file()]
 
 
@@ -188,7 +188,7 @@ def _parse_csv(text: str, file: Path, split: SplitName | None) -> list[ListEntry
         header = [name.strip().lower() for name in next(rows, [])]
         lines = [row for row in rows if row]
     except csv.Error as error:
-        raise UsageError(f"the list '{file}' is no CSV: line {rows.line_num}: {error}.") from None
+        raise UsageError(f"the list '{file}' is not a CSV file: line {rows.line_num}: {error}.") from None
     wanted = ("path", "split") if split is None else ("path",)
     missing = [name for name in wanted if name not in header]
     if missing:

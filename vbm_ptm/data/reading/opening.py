@@ -92,7 +92,7 @@ def open_path(
         hint = f" Did you mean '{path.parent / nearest}'?" if nearest else ""
         is_table = path.suffix.lower() == ".parquet"
         expected = _EXPECTED_TABLE if is_table else expected_tree(path, layout)
-        raise UsageError(f"dataset.path: there is nothing at '{path}'.{hint} {expected}")
+        raise UsageError(f"dataset.path: '{path}' does not exist.{hint} {expected}")
     path = path.absolute()
     names = {"train_split": train_split, "test_split": test_split}
     if path.is_file():
@@ -135,7 +135,7 @@ def open_hub(
             "name is here: set dataset.path to read it, or start from another folder to read what the Hub has."
             if Path(name).exists()
             else f"dataset.source: '{name}' is a path; a source is the id of a data set on the Hugging Face Hub, "
-            "owner/name. Set dataset.path for what lies here."
+            "owner/name. Set dataset.path to read local files."
         )
     tables = _load_hub(name, config_name, revision)
     return _open_tables(

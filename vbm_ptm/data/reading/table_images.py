@@ -98,7 +98,7 @@ def check_encoded(
         raise UsageError(f"{where} holds {stand_in}.")
     if len(contents) > 1 or len(contents) == count:
         raise UsageError(
-            f"{where} holds bytes that are no image in any known format, {len(contents[0])} in its first row; flat "
+            f"{where} holds bytes that are not an image in any known format, {len(contents[0])} in its first row; flat "
             f"pixels have no height and width. Read are {FORMS}."
         )
 
@@ -122,7 +122,7 @@ def _paths(column: pa.Array) -> pa.Array:
         return pa.nulls(len(column), pa.string())
     longest = pc.max(pc.binary_length(column)).as_py() or 0
     if longest > _MAX_PATH:
-        raise ValueError(f"text of up to {longest} bytes is no path")
+        raise ValueError(f"text of up to {longest} bytes is not a path")
     return column.cast(pa.string())
 
 
