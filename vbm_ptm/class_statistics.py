@@ -50,7 +50,7 @@ def pooled_factor(features: Tensor, labels: Tensor) -> Tensor:
 def _scaled_directions(rows: Tensor, rank: int) -> Tensor:
     """Return the first principal directions (rank,D) of rows (N,D), each as long as its singular value.
 
-    The largest component of each is positive: the sign of a singular vector would hang on the last bit of the rows.
+    The largest component of each is positive: the sign of a singular vector would depend on the last bit of the rows.
     """
     _, scales, directions = torch.linalg.svd(rows, full_matrices=False)
     directions = directions[:rank]

@@ -79,7 +79,7 @@ def leave_group() -> bool:
 
 
 def follow_launcher() -> None:
-    """Ask for SIGTERM when the launcher ends, which otherwise may leave a training behind that nobody knows of.
+    """Ask for SIGTERM when the launcher ends, which might otherwise leave an orphaned training process behind.
 
     Does nothing without a launcher, and where the system cannot do it (elsewhere than on Linux).
     """

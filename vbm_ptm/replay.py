@@ -60,7 +60,7 @@ class Rehearsal:
 
     @property
     def buffer(self) -> str:
-        """What is kept, in a few words for people."""
+        """A short description of what is kept, to be shown."""
         if self.mode == "merged":
             kind = "exemplars"
         else:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 NUM_PICTURES = 12
 _LARGEST_SIDE = 96
 _MOST_VALUES = 8
-# What pairs or tells apart the runs of a line, and says where they lie: no difference worth a row.
+# What pairs or distinguishes the runs of a line, and where they are: not a difference worth a row.
 _NOT_COMPARED = ("seed", "scenario.class_order_seed", "dataset.path", "device", "preset")
 
 
@@ -89,7 +89,7 @@ def read_run(folder: Path, label: str) -> ReportRun:
 
 
 def find(runs: Sequence[ReportRun]) -> Findings:
-    """Return in what runs differ, what they share, and the test images that say most, where these are at hand."""
+    """Return in what runs differ, what they share, and the most telling test images, where these are available."""
     differences, shared = _compare(runs)
     notes: list[str] = []
     hardest: list[Picture] = []
@@ -168,7 +168,7 @@ def _find_pictures(runs: Sequence[ReportRun]) -> tuple[list[Picture], list[Pictu
 
     def picture(row: int, what: str) -> Picture:
         name = datasets.class_names[datasets.test.labels[row]]
-        return Picture(_data_address(datasets, row), f"{name}, taken for {guesses[row]}: {what}")
+        return Picture(_data_address(datasets, row), f"{name}, classified as {guesses[row]}: {what}")
 
     return (
         [picture(row, f"wrong in {int(wrong[row])} of {int(judged[row])} runs") for row in hardest],

@@ -1,4 +1,4 @@
-"""The base class of every configuration class; each stands beside the unit that it configures."""
+"""The base class of every configuration class; each is defined in the module of the unit that it configures."""
 
 from __future__ import annotations
 

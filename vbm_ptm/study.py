@@ -348,7 +348,7 @@ def execute(
                 logger.error("%s failed: %s", planned, failure or error)
                 advice = error.advice if isinstance(error, UsageError) else None
                 failed.append(planned.missing(Problem(f"{type(error).__name__}: {failure or error}", advice)))
-            gc.collect()  # what a failed run leaves hangs together in cycles
+            gc.collect()  # what a failed run leaves behind consists of reference cycles
     if refusals and len(refusals) == len(remaining):
         problems = dict.fromkeys(itertools.chain.from_iterable(refusal.problems for refusal in refusals))
         raise UsageError(*problems)

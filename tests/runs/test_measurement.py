@@ -62,7 +62,7 @@ def test_evaluate__writes_predictions_and_shows_classes(
     table, lines = tmp_path / "deep/predictions.csv", tmp_path / "predictions.jsonl"
     assert main(["evaluate", str(two_runs[0]), "--per-class", "--predictions", str(table)]) == 0
     shown = capsys.readouterr().out
-    assert "most often taken for" in shown
+    assert "most often confused with" in shown
     assert all(name.name in shown for name in measured.per_class())
     command = ["evaluate", str(two_runs[0]), "--per-class", "--json", "--predictions", str(lines)]
     assert main(command) == 0

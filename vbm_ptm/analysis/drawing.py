@@ -1,4 +1,4 @@
-"""One look for all figures: colours that colour-blind people can tell apart, thin lines, no frame.
+"""One look for all figures: colours that colour-blind readers can distinguish, thin lines, no frame.
 
 matplotlib is loaded when something is drawn. The colours are Okabe and Ito's (Color Universal Design, 2008), ordered by
 contrast; a line is also told by its dashes and marker. A page may replace them, and the ones of ink, grid and paper, to
@@ -70,7 +70,7 @@ _STYLE: Any = {
 
 
 class LineStyle(NamedTuple):
-    """How a line is told from the others."""
+    """How a line is distinguished from the others."""
 
     color: str
     linestyle: Any

@@ -232,7 +232,7 @@ def _undecided(
 ) -> str | None:
     """Say why the data do not decide, if they do not."""
     if not fit.condition < MAX_CONDITION:
-        return f"the parameters cannot be told apart (condition number {fit.condition:.1e})"
+        return f"the parameters cannot be identified (condition number {fit.condition:.1e})"
     if is_at_bound.any():
         names = ", ".join(name for name, at in zip(fit.names, is_at_bound, strict=True) if at)
         return f"the best curve lies at the edge of what {names} may be"

@@ -1,4 +1,4 @@
-"""All commands by name, and what the user is told where one fails."""
+"""All commands by name, and what the user is told when one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error that may be lost: a terminal that is closed, a pipe that nobody reads any more."""
+"""Standard output and standard error that may be lost: a closed terminal, or a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-# What writing says where nobody is left to read.
+# What writing raises when there is no reader any more.
 _NOBODY_READS = {errno.EPIPE, errno.EIO, errno.ENXIO, errno.ESHUTDOWN, errno.ECONNRESET}
 
 
@@ -31,7 +31,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 def _outlasting(stream: TextIO | None, original: TextIO | None, *, may_lose_all: bool) -> TextIO:
-    """Return the stream to use in place of one that may be lost; one that somebody has put there stays."""
+    """Return the stream to use in place of one that may be lost; a stream that was replaced by a caller stays."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if stream is not original or not isinstance(stream, io.TextIOWrapper):
@@ -48,7 +48,7 @@ def _outlasting(stream: TextIO | None, original: TextIO | None, *, may_lose_all:
 
 
 class _Raw(io.FileIO):
-    """A file descriptor that takes what nobody can read, and drops it; a full disk raises once."""
+    """A file descriptor that drops what cannot be read any more; a full disk raises once."""
 
     def __init__(self, descriptor: int, *, may_lose_all: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -225,7 +225,7 @@ def _show_assumed(planned: Sequence[PlannedRun], table: PublishedTable | None) -
         if table is not None and name in table.benchmarks and not _is_at_hand(spec):
             known = table.benchmarks[name]
             stdout().print(
-                f"{name}: the images are not at hand (--data NAME=PATH); assumed: {known.origin}, "
+                f"{name}: the images are not available (--data NAME=PATH); assumed: {known.origin}, "
                 f"{known.num_train:,} for training, {known.num_test:,} for testing.",
                 soft_wrap=True,
             )

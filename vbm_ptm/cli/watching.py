@@ -32,8 +32,8 @@ def watch(
 ) -> None:
     """Follow a run in the terminal by its log, also a run of another process or one that has not begun.
 
-    Leaves with exit code 0 when the run is finished, with 1 when nobody works on it any more. Ctrl-C leaves the watch,
-    not the run.
+    The exit code is 0 when the run is finished and 1 when no process works on it any more. Ctrl-C ends the watch, not
+    the run.
     """
     from vbm_ptm.cli.printing import stdout
     from vbm_ptm.runs.watching import RunWatcher

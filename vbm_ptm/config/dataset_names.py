@@ -32,7 +32,7 @@ def resolve_dataset(given: str) -> DatasetName:
     """Resolve a name.
 
     What is written as a path is a path: it begins with ``/``, ``./``, ``../`` or ``~``, or ends with ``/``. Any other
-    name is a data set of ``configs/datasets`` if there is one, then a YAML file, then what lies there. A path is never
+    name is a data set of ``configs/datasets`` if there is one, then a YAML file, then a folder or file. A path is never
     a pattern.
 
     Args:

@@ -42,7 +42,7 @@ class ImageTable:
 class ImageRows:
     """N images of one or several tables in any order.
 
-    A pickle holds the names of the tables' files, where they lie in files, and no image of them.
+    A pickle holds the names of the tables' files, if there are any, and none of their images.
 
     Args:
         tables: The tables, whose rows are numbered through.
@@ -90,7 +90,7 @@ class ImageRows:
         return self._taken([each.to_numpy(zero_copy_only=False) for each in lengths], np.int64)
 
     def paths(self) -> list[str | None]:
-        """Return (N,) the path of every row, below its table's folder where it lies there."""
+        """Return (N,) the path of every row, relative to its table's folder if it is below it."""
         return self._paths(lambda path, prefix: path.removeprefix(prefix).removeprefix("./"))
 
     def files(self) -> list[str | None]:

@@ -237,7 +237,7 @@ class _Packer:
 
 
 class _PixelPickler(ForkingPickler):
-    """Writes the numbers of tensors, not where they lie in shared memory."""
+    """Writes the numbers of tensors, not their places in shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):

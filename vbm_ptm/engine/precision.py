@@ -43,7 +43,7 @@ def cpu_has_bf16_units() -> bool:
 
 
 def chosen_device_type(device: str) -> str:
-    """Return the type of the device that Accelerate takes for a ``device`` setting, "auto" included."""
+    """Return the type of the device that Accelerate chooses for a ``device`` setting, "auto" included."""
     if device != "auto":
         return device
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes"):

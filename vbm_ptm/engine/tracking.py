@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class _LastingConsole(Console):
-    """A console that says nothing more where nobody reads it, and does not end the program."""
+    """A console that falls silent when its output can no longer be read, instead of ending the program."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -66,7 +66,7 @@ class TaskHeads(nn.Module):
     def forward_task(self, index: int, features: Tensor) -> Tensor:
         """Return the logits of one task's head, (N, columns of the task), for features (N,D).
 
-        Autocast has no say here: logits rounded to bf16 are often equal, and the older class would win.
+        Autocast is disabled: logits rounded to bf16 are often equal, and the older class would win.
         """
         weight = self.tasks[index].get_parameter("weight")
         with torch.autocast(features.device.type, enabled=False):

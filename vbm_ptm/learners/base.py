@@ -125,7 +125,7 @@ class Learner(Rehearsing):
     # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
     # for ViTs also narrows the annotation of ``backbone``.
     backbone_class: ClassVar[type[Backbone]] = PromptableViT
-    # What the method trains, in a few words for people.
+    # A short description of what the method trains, to be shown.
     trained_parts: ClassVar[str] = ""
     backbone: Backbone
     task_columns: Tensor
@@ -215,7 +215,7 @@ class Learner(Rehearsing):
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return all trainable parameters, each in exactly one group; empty for a learner without any.
 
-        Without a word from the method each of its modules is a group, in the order in which they were made.
+        By default, each of its modules is a group, in the order in which they were created.
         """
         trained = {
             name: [parameter for parameter in part.parameters() if parameter.requires_grad]

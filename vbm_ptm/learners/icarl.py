@@ -112,7 +112,7 @@ class ICaRL(Learner):
         )
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Choose the task's exemplars, and compute all class means anew with the features of now."""
+        """Choose the task's exemplars, and recompute all class means with the current features."""
         self.teacher.clear()
         if not self.config.capacity:
             return

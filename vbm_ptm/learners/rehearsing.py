@@ -30,7 +30,7 @@ class Rehearsing(nn.Module):
     def rehearse(self, replay: Replay) -> LearnerOutput:
         """Return what the objective needs of a draw that has a pass of its own (``Rehearsal.passes``).
 
-        Without a word from the method it is learned like current images.
+        By default it is trained on like current images.
 
         Args:
             replay: The draw of R images; it may be empty.

@@ -100,7 +100,7 @@ class PublishedBenchmark(Settings):
         num_classes: Classes.
         num_train: Training images.
         num_test: Test images.
-        origin: Where the counts come from; what is assumed of a data set that is not at hand.
+        origin: Where the counts come from; what is assumed of a data set that is not available.
         domains: Training and test images of each domain, where domains are the tasks.
         deviations: What is known to differ in our runs on it.
     """

@@ -192,7 +192,7 @@ def class_table(rows: Iterable[tuple[str, Sequence[int], int, int, tuple[str, in
     for heading, is_number in (("class", False), ("task", True), ("test images", True), ("correct", True)):
         table.add_column(heading, justify="right" if is_number else "left")
     table.add_column("accuracy", justify="right")
-    table.add_column("most often taken for")
+    table.add_column("most often confused with")
     for name, tasks, num_correct, num_images, taken_for in rows:
         wrong = f"{taken_for[0]} ({taken_for[1]})" if taken_for else ""
         numbers = ", ".join(map(str, tasks)), str(num_images), str(num_correct)

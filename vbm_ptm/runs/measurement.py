@@ -50,7 +50,7 @@ class ImagePrediction:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """How well one class is told from all others.
+    """How well one class is recognised among all others.
 
     Attributes:
         name: Of the class.

@@ -32,7 +32,7 @@ class RunWatcher:
         clock: Seconds since the epoch, as files have them.
 
     Raises:
-        UsageError: Something else than a run lies there.
+        UsageError: The path is something other than a run.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -52,7 +52,7 @@ class RunWatcher:
             is_thorough: Ask whether its process lives even if the log has just grown.
 
         Raises:
-            UsageError: What is there by now is not a run.
+            UsageError: What is there now is not a run.
         """
         self._check()
         self._title = _title(self.path) if self._title == str(self.path) else self._title

@@ -35,7 +35,7 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class TrainingRecord(Record):
-    """What training recorded, for people to read, without paths of the machine.
+    """What training recorded, for readers, without paths of the machine.
 
     Attributes:
         learner: Name of the method.
@@ -149,7 +149,7 @@ def write_portable(
         evaluation_batch_size: Images to classify at once.
         is_half: Store half the bytes; predictions then differ in their last digits.
         record: What training recorded.
-        more_files: Name -> text of files that stand beside it.
+        more_files: Name -> text of further files in the folder.
 
     Raises:
         UsageError: The folder exists, or half precision cannot hold the weights.
@@ -184,8 +184,8 @@ def write_portable(
 def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
     """Read and verify a learner; it is on the CPU and in evaluation mode.
 
-    A learner of somebody's own is code that does not come with the folder. It is not imported because a folder, which
-    may be a stranger's, says so: the caller does it first.
+    The code of a learner from outside this package does not come with the folder. It is never imported because a folder
+    says so, as that may come from a stranger: the caller imports it first.
 
     Raises:
         UsageError: Something is missing or damaged, was written by another version, or needs code of its own.

@@ -58,7 +58,7 @@ class RunResult(Record):
         groups_per_step: Samples of a full step, over all ranks.
         seed: Training seed.
         class_order_seed: Seed of the class order.
-        metrics: The numbers that papers report, for people; code reads them from ``matrix``.
+        metrics: The numbers that papers report, for readers; code takes them from ``matrix``.
         accuracy_counts: What ``matrix`` is made of.
         class_names: By class index.
         tasks: Names of each task's new classes.
@@ -68,7 +68,7 @@ class RunResult(Record):
         num_steps: Optimizer steps.
         weights: Pre-trained weights; None for a backbone that the caller made.
         extends: The run that was extended, if one was.
-        dataset_settings: What the data set's name was taken for: the file of its settings, or the place that was given;
+        dataset_settings: What the data set's name refers to: the file of its settings, or the place that was given;
             ``data`` tells where its images were found.
         split_sha256: Which image is in which split and class.
         data: What was found of the images.

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _MANY_NAMES = ("ignored_files", "ignored_tables", "unlisted_images")
 _TABLES = ("parquet", "saved data set", "hub")
 _WEAK_IDENTITY = (
-    "rows are told apart by their numbers alone (dataset.row_names=number): other images, or the same in another "
+    "rows are identified by their numbers alone (dataset.row_names=number): other images, or the same in another "
     "order, would not be noticed"
 )
 

@@ -202,7 +202,7 @@ def _walk(root: Path) -> _Tree:
         for entry in entries:
             path = folder + entry.name
             if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FOLDERS:
-                if entry.is_dir():  # somebody may take it for a class
+                if entry.is_dir():  # it may be meant as a class
                     other_files.append(path + "/")
                 continue
             if entry.is_dir():

@@ -238,7 +238,7 @@ def _open_saved(
 ) -> Source:
     if "::" in str(path):
         raise UsageError(
-            f"dataset.path: '{path}' has '::' in it, which Hugging Face takes for several places: rename the folder."
+            f"dataset.path: '{path}' has '::' in it, which Hugging Face reads as several places: rename the folder."
         )
     try:
         saved = datasets.load_from_disk(str(path))

@@ -50,7 +50,7 @@ class TableSettings(NamedTuple):
         label: Column with the classes.
         domain: Column with the domains, if there is one.
         on_unlabelled: Whether rows without a class are refused or left out.
-        row_names: Whether rows are told apart by what they hold, or by their numbers alone.
+        row_names: Whether rows are identified by their content, or by their numbers alone.
     """
 
     image: str
@@ -288,7 +288,7 @@ def _features(schema: pa.Schema) -> Features:
     """Return what Hugging Face has written about the columns, if anything."""
     try:
         return Features.from_arrow_schema(schema)
-    except Exception:  # of columns that nobody asks for
+    except Exception:  # of columns that are not requested
         return Features()
 
 
