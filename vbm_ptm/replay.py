@@ -350,7 +350,7 @@ def trained_classes(
 
 
 def is_held_out(rows: Tensor, labels: Tensor, *, share: float) -> Tensor:
-    """Return which images (n,) are held out of training: equally many of each class, chosen by a hash of their rows.
+    """Return which images (n,) are held out of training: the same number of each class, chosen by a hash of their rows.
 
     Args:
         rows: (n,) row numbers.

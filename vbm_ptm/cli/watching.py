@@ -73,7 +73,7 @@ def _is_plain(console: Console) -> bool:
 
 
 def _follow_on_screen(watcher: RunWatcher, console: Console, interval: float) -> Snapshot:
-    """Draw the run anew at every look, until it is over."""
+    """Redraw the run at every update, until it is over."""
     from rich.live import Live
 
     from vbm_ptm.report.live_view import live_view

@@ -56,7 +56,7 @@ class ImageLoader:
 
     Args:
         dataset: Returns a batch for a part.
-        parts: What the batches hold; asked anew for every pass.
+        parts: What the batches hold; requested again for every pass.
         num_workers: Processes; 0 for none.
         context: How they start; None for the platform's default.
         is_persistent: Whether workers stay for the next pass.

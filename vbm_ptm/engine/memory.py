@@ -21,6 +21,6 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Begin to count anew, where that can be told."""
+    """Reset the count, where that is possible."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -39,7 +39,7 @@ class QueriedBatch(NamedTuple):
 class QueryCache:
     """Queries, or one part of them, of the rows of one split.
 
-    They belong to one set of weights: with others, or weights that have been written to, it starts anew.
+    They belong to one set of weights: with others, or once weights have been written to, it is emptied.
 
     Args:
         num_rows: Rows of the split.

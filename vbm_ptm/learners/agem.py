@@ -1,13 +1,13 @@
-"""A-GEM: a step that does not raise the loss on past images, as far as one draw of them tells.
+"""A-GEM: steps that do not increase the loss on past images, as estimated from one draw of them.
 
 Chaudhry, Ranzato, Rohrbach, Elhoseiny: "Efficient Lifelong Learning with A-GEM", ICLR 2019. Current images and a draw
-of past ones have a pass each. Where their gradients g and r point apart (g r < 0), g loses its part along r:
+of past ones have a pass each. Where their gradients g and r conflict (g r < 0), g loses its component along r:
 g - (g r / r r) r.
 
 Differs from the official code and that of Buzzega et al. (2020), repository mammoth, in:
-  - The buffer holds ``capacity`` images in all, equally many of each class so far, chosen by chance at the end of each
-    task. Mammoth keeps one batch of a task, whatever the capacity.
-  - The network has one head for all classes of the run, as in mammoth; Chaudhry et al. tell it the task.
+  - The buffer holds ``capacity`` images in total, the same number of each class so far, chosen at random at the end of
+    each task. Mammoth keeps one batch per task, whatever the capacity.
+  - The network has one head for all classes of the run, as in mammoth; Chaudhry et al. give it the task.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AGEMConfig(LearnerConfig):
 
 
 class AGEM(Learner):
-    """Backbone and one head for all classes; past images bend the gradient."""
+    """Backbone and one head for all classes; past images correct the gradient."""
 
     config_class = AGEMConfig
     trained_parts = "backbone, full head"
@@ -62,7 +62,7 @@ class AGEM(Learner):
         self.exemplars = ExemplarSet(config.capacity)
 
     def begin_task(self, task: Task) -> None:
-        """Make a column for every class of the run, as far as it is known."""
+        """Add a column for every class of the run, as far as these are known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
 
@@ -72,15 +72,15 @@ class AGEM(Learner):
         return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), {})
 
     def project_gradient(self, current: Tensor, past: Tensor) -> Tensor:
-        """Return the current gradient (P,) without its part against the past one."""
+        """Return the current gradient (P,) without its component against the past one."""
         return projected(current, past)
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Choose images of the task by chance."""
+        """Choose images of the task at random."""
         self.exemplars.add(None, *features.labels(), task=task.index)
 
 
 def projected(current: Tensor, past: Tensor) -> Tensor:
-    """Return a gradient (P,) without its part along another one where both point apart; the device is not asked."""
+    """Return a gradient (P,) without its component along another one if they conflict; never synchronises the device."""
     conflict = (current @ past).clamp(max=0)
     return current - conflict / (past @ past).clamp(min=torch.finfo(past.dtype).tiny) * past

@@ -4,8 +4,8 @@ Chaudhry et al., ICLR 2019, as ``agem``; the reservoir of Buzzega et al. (2020),
 current task too.
 
 Differs from the official code in:
-  - Past images are transformed like current ones; mammoth shows them raw, without normalisation.
-  - The reservoir is a function of (seed, task, epoch, row): the same law, whatever the order of the images.
+  - Past images are transformed like current ones; mammoth uses them raw, without normalisation.
+  - The reservoir is a function of (seed, task, epoch, row): the same distribution, whatever the order of the images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AGEMRConfig(LearnerConfig):
 
 
 class AGEMR(Learner):
-    """Backbone and one head for all classes; past images bend the gradient."""
+    """Backbone and one head for all classes; past images correct the gradient."""
 
     config_class = AGEMRConfig
     trained_parts = "backbone, full head"
@@ -53,7 +53,7 @@ class AGEMR(Learner):
         self.head = SharedHead(backbone.width)
 
     def begin_task(self, task: Task) -> None:
-        """Make a column for every class of the run, as far as it is known."""
+        """Add a column for every class of the run, as far as these are known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
 
@@ -63,5 +63,5 @@ class AGEMR(Learner):
         return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), {})
 
     def project_gradient(self, current: Tensor, past: Tensor) -> Tensor:
-        """Return the current gradient (P,) without its part against the past one."""
+        """Return the current gradient (P,) without its component against the past one."""
         return projected(current, past)

@@ -1,7 +1,7 @@
 """Classifier alignment: Gaussians of the classes seen, and heads trained on draws from all of them.
 
 Stage 2 of SLCA (Zhang et al., ICCV 2023, section 3.3), apart from the learner: which heads are trained, under which
-loss, and how a draw is scaled by the age of its class is what a method decides.
+loss, and how a draw is scaled by the age of its class is decided by the method.
 Shapes: n images, D width, M Gaussians (one per class, or per class and domain), K columns.
 """
 
@@ -26,7 +26,7 @@ class AlignmentConfig(LearnerConfig):
     """Settings of alignment, for the configuration class of a method to inherit.
 
     Attributes:
-        alignment_epochs: Epochs of classifier alignment after each task but the first; 0 switches it off.
+        alignment_epochs: Epochs of classifier alignment after each task except the first; 0 disables it.
         alignment_samples_per_class: Draws from each class's Gaussian per epoch; also the batch size.
         alignment_learning_rate: Rate at the first alignment epoch, annealed by a cosine per epoch.
         alignment_momentum: Momentum of alignment's SGD.
@@ -41,7 +41,7 @@ class AlignmentConfig(LearnerConfig):
 
 
 def notes_on_normalization(task: Task, *, remedy: str) -> list[str]:
-    """Warn of logit normalisation with a single logit a task, whose length is its absolute value.
+    """Warn of logit normalisation with a single logit per task, whose length is its absolute value.
 
     Measured on 12 tasks of one class (6 images each, small ViT): SLCA ends with 33 % and 8 classes at 0 %, without it
     100 %; SLCA++ with 33 % and 8 classes at 0 %, at a temperature of 1 100 %.
@@ -104,7 +104,7 @@ def gaussians_size(class_sizes: Sequence[int], width: int, *, covariance: Covari
 
 
 def gaussians_of(learner: Learner) -> Gaussians:
-    """Return what ``class_gaussians`` has left in the statistics of the learner's tasks, in their order.
+    """Return what ``class_gaussians`` stored in the statistics of the learner's tasks, in their order.
 
     Where tasks have left a ``transport`` (D,D), the Gaussians of those before them have moved with it.
     """
@@ -136,7 +136,7 @@ def align(
 ) -> None:
     """Train all parameters of the heads on draws from the Gaussians; afterwards none requires a gradient.
 
-    Each epoch draws anew, the same number for every Gaussian, and takes the draws in random order. Random numbers
+    Each epoch makes new draws, the same number for every Gaussian, and visits them in random order. Random numbers
     come from a generator on the heads' device that the global one seeds.
 
     Args:

@@ -7,7 +7,7 @@ of the frozen and of the adapted backbone; a class is the mean of its features u
 the cosine over the joint vector, with one norm for both halves.
 
 Differs from the official code in:
-  - Prototypes are sums over tasks, so that a class may come back; domain-incremental, the backbone is adapted on the
+  - Prototypes are sums over tasks, so a class may recur; domain-incremental, the backbone is adapted on the
     first domain.
   - The variant is a setting, not read from the name of the backbone.
 """

@@ -1,4 +1,4 @@
-"""What every learner is: one module that grows with the tasks and knows nothing of views, loaders or ranks.
+"""The interface of all learners: one module that grows with the tasks and knows nothing of views, loaders or ranks.
 
 Shapes: N images, C colour channels, H x W pixels, D backbone width, K columns of the logits.
 """
@@ -32,7 +32,7 @@ class LearnerOutput(NamedTuple):
             ``Learner.task_columns``, the classes of the current task.
         auxiliary: Signed and weighted terms by name: (N,) is averaged over the images of the global
             step, () is a term of the parameters alone and counts as it is.
-        supervised: Losses that stand in for the cross-entropy, one for each image of the step, those of its draws
+        supervised: Losses that replace the cross-entropy, one for each image of the step, those of its draws
             behind the N current ones; averaged over all of them.
         replays: One for each draw.
     """
@@ -45,7 +45,7 @@ class LearnerOutput(NamedTuple):
 
 
 class ParameterGroup(NamedTuple):
-    """Trainable parameters that share one factor on the learning rate."""
+    """Trainable parameters that share one factor of the learning rate."""
 
     name: str
     parameters: list[nn.Parameter]
@@ -53,7 +53,7 @@ class ParameterGroup(NamedTuple):
 
 
 class Features(Protocol):
-    """Query features, sums and labels of the current task's training images, computed when asked for."""
+    """Query features, sums and labels of the current task's training images, computed on demand."""
 
     def __call__(
         self,
@@ -69,7 +69,7 @@ class Features(Protocol):
             rows: Row numbers of the training split; None for all rows of the task.
             transform: "eval" for the test transform, "flip" for its mirror image, "weak" for the baseline's training
                 transform.
-            draw: Of "weak", which of its draws.
+            draw: For "weak", which of its draws.
             function: Images (N, C, H, W) -> features (N, D), in place of the learner's query.
         """
 
@@ -102,7 +102,7 @@ class Learner(Rehearsing):
 
     Life of a task: ``begin_task``, ``prepare_task``, training steps through ``forward``, ``end_task``, ``predict``.
     Restoring calls ``begin_task`` and ``allocate`` for every finished task, then loads the state strictly.
-    Whatever ``end_task`` computes once for all time goes into ``self.statistics[str(task.index)]``: the
+    Whatever ``end_task`` computes once and never changes goes into ``self.statistics[str(task.index)]``: the
     checkpoint writes it once per task, and ``allocate`` makes room for it.
 
     Args:
@@ -112,17 +112,17 @@ class Learner(Rehearsing):
     """
 
     config_class: ClassVar[type[LearnerConfig]]
-    # What the learner asks a query for in training; its ``forward`` then takes ``queries``.
+    # What the learner needs queries for in training; its ``forward`` then takes ``queries``.
     query_roles: ClassVar[frozenset[QueryRole]] = frozenset()
-    # Whether each task has an expert of its own: the learner then offers ``predict_task``.
+    # Whether each task has its own expert: the learner then implements ``predict_task``.
     has_task_experts: ClassVar[bool] = False
     # Whether ``predict`` rules seen classes out (-inf): task-incremental accuracy is then that of the task's expert.
     rules_out_classes: ClassVar[bool] = False
-    # Whether ``predict`` looks at the query alone: with a known query the images given may be an empty tensor.
+    # Whether ``predict`` depends on the query alone: with a known query the images may be an empty tensor.
     predicts_from_query: ClassVar[bool] = False
     # Whether the method is defined where tasks share their classes (domain-incremental).
     takes_domains: ClassVar[bool] = True
-    # What the method needs of its backbone: a ViT that takes prompts, or no more than features (``Backbone``). A method
+    # What kind of backbone the method needs: a ViT that takes prompts, or just features (``Backbone``). A method
     # for ViTs also narrows the annotation of ``backbone``.
     backbone_class: ClassVar[type[Backbone]] = PromptableViT
     # A short description of what the method trains, to be shown.
@@ -142,7 +142,7 @@ class Learner(Rehearsing):
         self.num_tasks = num_tasks
         self.tasks: list[Task] = []
         self.statistics = nn.ModuleDict()
-        # What training steps of the task have counted on this rank, by name; the result has the sums over ranks.
+        # What the training steps of the task counted on this rank, by name; the result has the sums over ranks.
         self.tallies: dict[str, Tensor] = {}
         # A buffer moves with the learner: made from ``task.classes`` in a step, it would wait for the device.
         self.register_buffer("task_columns", torch.empty(0, dtype=torch.long), persistent=False)
@@ -150,7 +150,7 @@ class Learner(Rehearsing):
 
     @property
     def task(self) -> Task:
-        """The task that was begun last."""
+        """The current task."""
         return self.tasks[-1]
 
     @property
@@ -170,14 +170,14 @@ class Learner(Rehearsing):
 
     @property
     def query_parts(self) -> tuple[tuple[nn.Module, ...], ...]:
-        """The modules behind each part of a query; who overrides ``query`` says so here, or its queries are never kept.
+        """The modules that compute each part of a query; without an override beside ``query``, queries are not cached.
 
-        Of a query that grows with the tasks, known parts are kept.
+        A query that grows with the tasks has a part per task, so that known parts can be cached.
         """
         return ((self.backbone,),)
 
     def query_part(self, images: Tensor, number: int) -> Tensor:
-        """Return one of the ``query_parts`` (N, D of the part) of a query; side by side they are the query."""
+        """Return one of the ``query_parts`` (N, D of the part) of a query; concatenated, they are the query."""
         return self.query(images)
 
     def train(self, mode: bool = True) -> Learner:
@@ -203,7 +203,7 @@ class Learner(Rehearsing):
     def prepare_task(self, task: Task, features: Features) -> None:
         """Do what the method does with the task's images before training; on every rank with identical inputs.
 
-        What it changes must be in the state dict: a run that goes on inside the task does not prepare it again.
+        What it changes must be in the state dict: a run that resumes within the task does not prepare it again.
         """
 
     def begin_epoch(self, epoch: int) -> None:
@@ -227,7 +227,7 @@ class Learner(Rehearsing):
         """Return what the objective needs for a training step.
 
         A learner whose ``rehearsal`` is a stream takes a third argument, ``replays``: the step's draws, a tuple of
-        ``Replay`` that is empty as long as the buffer is; not so where draws have a pass of their own.
+        ``Replay`` that is empty as long as the buffer is; except where draws have their own pass.
 
         Args:
             images: (N, C, H, W) float, any mixture of views; N may be 0.
@@ -244,7 +244,7 @@ class Learner(Rehearsing):
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return scores over all seen classes (N, seen); each row depends on its own image alone.
 
-        Unless overridden, they are what the learner's ``head`` makes of the query.
+        Unless overridden, it applies the learner's ``head`` to the query.
 
         Args:
             images: (N, C, H, W) float.
@@ -277,12 +277,12 @@ class Learner(Rehearsing):
             self.statistics[str(task.index)] = TaskStatistics(empty)
 
     def statistics_of(self, task: Task) -> dict[str, Tensor]:
-        """Return what a task left behind, by name; empty before its end."""
+        """Return the statistics of a task by name; empty before its end."""
         key = str(task.index)
         return dict(self.statistics[key].named_buffers()) if key in self.statistics else {}
 
     def report(self, task: Task) -> dict[str, Any]:
-        """Return what the run's result should say of a finished task, as JSON values."""
+        """Return what the result of the run should report on a finished task, as JSON values."""
         return {}
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:

@@ -1,15 +1,16 @@
-"""BiC: bias correction, a scale and a shift of the newest logits that held-out images decide.
+"""BiC: bias correction, a scale and a shift of the newest logits, fitted to held-out images.
 
 Wu et al.: "Large Scale Incremental Learning", CVPR 2019. Exemplars of earlier classes are training images of the task,
-and the network before the task answers each image: with n_old of n classes seen before, lambda = n_old / n, the loss is
-(1 - lambda) * cross-entropy + lambda * KL(old || new) by temperature. A few images of every class, exemplars too, are
-not trained on; after the task alpha and beta are fitted to them, which turn the logits o of new classes into
-alpha o + beta.
+and the network before the task provides soft targets for each image: with n_old of n classes seen before,
+lambda = n_old / n, the loss is (1 - lambda) * cross-entropy + lambda * KL(old || new) by temperature. A few images of
+every class, exemplars included, are held out of training; after the task, alpha and beta are fitted to them, which turn
+the logits o of new classes into alpha o + beta.
 
 Differs from the official code in:
-  - As many images of each class are held out as the given part of the smallest class, at least one.
-  - alpha and beta minimise the cross-entropy, with a weak pull to 1 and 0, to convergence instead of by epochs of Adam.
-  - They are multiplied into the classifier, so that the next task also starts from the corrected logits.
+  - The number of images held out of each class is the given part of the smallest class, at least one.
+  - alpha and beta minimise the cross-entropy, with a weak regularisation towards 1 and 0, to convergence instead of for
+    some epochs of Adam.
+  - They are merged into the classifier, so that the next task also starts from the corrected logits.
   - Herding takes the running mean nearest to the class's, in float64.
 """
 
@@ -30,7 +31,7 @@ from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher, softened_divergence
 from vbm_ptm.replay import ExemplarSet, Rehearsal, is_held_out, kept_sizes, num_held_out
 
-# Pull of the correction to alpha = 1 and beta = 0: where classes are apart the cross-entropy alone has no minimum.
+# Regularisation towards alpha = 1 and beta = 0: for separable classes the cross-entropy alone has no minimum.
 _PULL = 1e-3
 
 
@@ -39,8 +40,8 @@ class BiCConfig(LearnerConfig):
 
     Attributes:
         capacity: Exemplars in total, divided equally among the classes.
-        temperature: Divides the logits of both networks in the distillation.
-        held_out: Part of the smallest class that is held out of each class for the correction.
+        temperature: Temperature that divides the logits of both networks in the distillation.
+        held_out: Fraction of the smallest class; this number of images of each class is held out for the correction.
     """
 
     has_teacher: ClassVar[bool] = True
@@ -79,7 +80,7 @@ class BiC(Learner):
         self.register_buffer("correction", torch.tensor([1.0, 0.0]))
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as the teacher, and add columns."""
+        """Keep a copy of the network as the teacher, and add columns."""
         super().begin_task(task)
         if task.index:
             self.teacher.hold(backbone=self.backbone, head=self.head)

@@ -7,7 +7,7 @@ Differs from the official code in:
   - New components, keys and attention vectors are exactly orthonormal to the span of the old ones.
   - Components of each task are parameters of their own, so that finished ones are frozen bit by bit. Components that
     no task has reached do not exist; a task beyond those planned gets as many as the others.
-  - The last incomplete batch of an epoch is trained on (the official loader drops it).
+  - The last, incomplete batch of an epoch is used (the official loader drops it).
   - A head per task instead of one for all classes; it starts from a truncated normal with std 0.02 and bias 0, as
     with the other learners here, not from PyTorch's default.
   - ``orthogonality_weight`` defaults to 0 as in the released scripts: the paper's penalty (0.1) came before

@@ -1,4 +1,4 @@
-"""What the settings of every learner say."""
+"""The settings that all learners share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LearnerConfig(Settings):
         return Passes(TRAINING_PASSES + (self.has_teacher and task_index > 0), 1)
 
     def task_notes(self, task: Task) -> list[str]:
-        """Return what should be known of a task before it is learned with these settings.
+        """Return warnings about a task before it is trained with these settings.
 
         Args:
             task: The task.
@@ -82,7 +82,7 @@ class LearnerConfig(Settings):
 
     @property
     def rehearsal(self) -> Rehearsal | None:
-        """What the method asks for to see past images again; None: nothing."""
+        """Which past images the method needs to see again; None: none."""
         return None
 
     @property

@@ -1,13 +1,13 @@
-"""Dark-ER: replay of what the network answered when an image entered the buffer.
+"""Dark-ER: replay of the logits that the network gave when an image entered the buffer.
 
 Buzzega, Boschini, Porrello, Abati, Calderara: "Dark Experience for General Continual Learning: a Strong, Simple
-Baseline", NeurIPS 2020 (their DER; repository mammoth). The cross-entropy sees current images; those of a draw from a
-reservoir are to have the logits again that they had, in the mean squared difference over all columns of the run.
-Current and past images take a forward pass each.
+Baseline", NeurIPS 2020 (their DER; repository mammoth). The cross-entropy uses current images; images of a draw from a
+reservoir are trained to reproduce their stored logits, by the mean squared difference over all columns of the run.
+Current and past images have a forward pass each.
 
 Differs from the official code in:
-  - The reservoir is a function of (seed, task, epoch, row): the same law, whatever the order of the images.
-  - Where the head grows beyond the plan of the run, older logits count in their own columns alone.
+  - The reservoir is a function of (seed, task, epoch, row): the same distribution, whatever the order of the images.
+  - If the head grows beyond the plan of the run, older logits count only in the columns that they have.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DarkERConfig(LearnerConfig):
 
 
 class DarkER(Learner):
-    """Backbone and one head for all classes, held to its own earlier logits."""
+    """Backbone and one head for all classes, trained to reproduce its own earlier logits."""
 
     config_class = DarkERConfig
     trained_parts = "backbone, full head"
@@ -58,7 +58,7 @@ class DarkER(Learner):
         self.memory = LogitMemory(config.capacity)
 
     def begin_task(self, task: Task) -> None:
-        """Make a column for every class of the run, as far as it is known."""
+        """Add a column for every class of the run, as far as these are known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
         self.memory.widen(self.head.out_features)

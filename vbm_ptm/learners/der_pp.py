@@ -1,12 +1,13 @@
 """DER++: Dark-ER with the labels of a second draw.
 
 Buzzega, Boschini, Porrello, Abati, Calderara: "Dark Experience for General Continual Learning: a Strong, Simple
-Baseline", NeurIPS 2020 (repository mammoth). Beside the cross-entropy of current images, one draw from the reservoir is
-to have its remembered logits again, and another, independent one its labels. Three forward passes, one for each.
+Baseline", NeurIPS 2020 (repository mammoth). In addition to the cross-entropy of current images, one draw from the
+reservoir is trained to reproduce its stored logits, and another, independent one its labels. Each has its own forward
+pass.
 
 Differs from the official code in:
-  - The reservoir is a function of (seed, task, epoch, row): the same law, whatever the order of the images.
-  - Where the head grows beyond the plan of the run, older logits count in their own columns alone.
+  - The reservoir is a function of (seed, task, epoch, row): the same distribution, whatever the order of the images.
+  - If the head grows beyond the plan of the run, older logits count only in the columns that they have.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class DERPPConfig(LearnerConfig):
 
 
 class DERPP(Learner):
-    """Backbone and one head for all classes, held to its own earlier logits and to labels."""
+    """Backbone and one head for all classes, trained on its own earlier logits and on labels."""
 
     config_class = DERPPConfig
     trained_parts = "backbone, full head"
@@ -60,13 +61,13 @@ class DERPP(Learner):
         self.memory = LogitMemory(config.capacity)
 
     def begin_task(self, task: Task) -> None:
-        """Make a column for every class of the run, as far as it is known."""
+        """Add a column for every class of the run, as far as these are known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
         self.memory.widen(self.head.out_features)
 
     def forward(self, images: Tensor, labels: Tensor, replays: tuple[Replay, ...] = ()) -> LearnerOutput:
-        """Return logits (N, K) over all columns, and of the draws what each is held to."""
+        """Return logits (N, K) over all columns, and for each draw its distance from its targets."""
         logits = self._logits(images)
         columns = torch.arange(logits.shape[1], device=logits.device)
         if not replays:

@@ -1,13 +1,13 @@
-"""Drift compensation: Gaussians of earlier tasks follow the features of a backbone that goes on learning.
+"""Drift compensation: Gaussians of earlier tasks follow the features of a backbone that continues to learn.
 
 The linear variant of SLDC (Rao et al., "Compensating Distribution Drifts in Class-incremental Learning of Pre-trained
-Vision Transformers", AAAI 2026; the authors' repository). The features of the current task's images
-before and after training on it tell how features have moved; the same map is applied to the Gaussians of older classes.
+Vision Transformers", AAAI 2026; the authors' repository). The features of the current task's images before and after
+training on it show how features have changed; the same map is applied to the Gaussians of older classes.
 
 Differs from the official code in:
-  - Features are those of the evaluation transform, not of augmented images, and of the task's images alone: no others
-    (the official default adds 1,024 of ImageNet-1k) are looked at.
-  - A Gaussian is moved by its factor, so that nothing is added to its covariance with every task.
+  - Features are those of the evaluation transform, not of augmented images, and of the task's images alone (the
+    official default adds 1,024 images of ImageNet-1k).
+  - A Gaussian is moved through its factor, so nothing is added to its covariance with every task.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ follow the PyTorch port JH-LEE-KR/dualprompt-pytorch).
 
 Differs from the PyTorch port in:
   - Keys and values, and the prefixes of different images, cannot be mixed (the port reshapes where it should permute).
-  - Evaluation matches each image alone, and only with the keys of tasks that were trained; there is no pool that can
-    be too small or hold keys that were never trained.
+  - Evaluation matches each image independently, and only with the keys of tasks that were trained; there is no pool
+    that can be too small or hold keys that were never trained.
   - A head per task instead of one for all classes; in prediction classes that have not been seen do not compete.
 """
 

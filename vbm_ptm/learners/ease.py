@@ -9,7 +9,7 @@ old subspace.
 Differs from the official code in:
   - Old adapters are modules of the learner and stored with it; a class belongs to the task in which it appeared, also
     when task sizes differ.
-  - In the domain-incremental scenario, for which it is not defined, it is refused.
+  - It is not defined for the domain-incremental scenario, and refuses it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from vbm_ptm.learners.base import (
 
 
 class EASEConfig(LearnerConfig):
-    """Settings of EASE; the defaults are the official ones, but for dropout.
+    """Settings of EASE; the defaults are the official ones, except for dropout.
 
     Attributes:
         adapter_width: Width of an adapter's bottleneck.
-        adapter_dropout: Dropout inside of adapters. Its masks come from each rank's own generator: above 0 a step on
+        adapter_dropout: Dropout inside adapters. Its masks come from each rank's own generator: above 0 a step on
             several ranks is not exactly that on one.
         alpha: Weight of all subspaces but a class's own together.
     """

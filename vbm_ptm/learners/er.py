@@ -1,13 +1,13 @@
-"""ER: experience replay, the plainest rehearsal.
+"""ER: experience replay, the simplest rehearsal.
 
-Each step is joined by a draw from a reservoir of past images (Riemer et al., "Learning to Learn without Forgetting by
+Each step also trains on a draw from a reservoir of past images (Riemer et al., "Learning to Learn without Forgetting by
 Maximizing Transfer and Minimizing Interference", ICLR 2019; Chaudhry et al., "On Tiny Episodic Memories in Continual
 Learning", 2019; compared in Buzzega et al., "Dark Experience for General Continual Learning", NeurIPS 2020, repository
 mammoth). One forward pass, one cross-entropy over the union of both, over the columns of all classes of the run.
 
 Differs from the official code in:
-  - The reservoir is a function of (seed, task, epoch, row): the same law, whatever the order of the images.
-  - Every replayed image has a crop and a flip of its own.
+  - The reservoir is a function of (seed, task, epoch, row): the same distribution, whatever the order of the images.
+  - Every replayed image has its own crop and flip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ERConfig(LearnerConfig):
     Attributes:
         capacity: Images in the reservoir.
         draw_size: Images (views counted) that are drawn from it for every step.
-        distinct: Hold an image once at most; without it, as published, each of its presentations may be held.
+        distinct: Hold an image at most once; by default, as published, each of its presentations may be held.
     """
 
     name: str = "er"
@@ -59,7 +59,7 @@ class ER(Learner):
         self.head = SharedHead(backbone.width)
 
     def begin_task(self, task: Task) -> None:
-        """Make a column for every class of the run, as far as it is known."""
+        """Add a column for every class of the run, as far as these are known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
 

@@ -2,9 +2,9 @@
 
 Yan, Xie, He: "DER: Dynamically Expandable Representation for Class Incremental Learning", CVPR 2021 (repository
 DER-ClassIL.pytorch; without pruning, which has no public code). Each task's network starts from the one before. The
-classifier sees all features side by side and is made anew for every task; an auxiliary classifier makes the newest
-features tell the task's classes from each other and from all earlier ones. After the task the classifier is fitted once
-more, on equally many images of each class. Exemplars of earlier classes are training images of the task.
+classifier sees the concatenated features and is re-initialised for every task; an auxiliary classifier makes the newest
+features separate the task's classes from each other and from all earlier ones. After the task the classifier is fitted
+again, to the same number of images of each class. Exemplars of earlier classes are training images of the task.
 
 Differs from the official code in:
   - Herding takes the running mean nearest to the class's, in float64, and returns as many exemplars as there is room
@@ -36,7 +36,7 @@ class ExpandableConfig(LearnerConfig):
 
     Attributes:
         capacity: Exemplars in total, divided equally among the classes; 0 for none.
-        reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are drawn anew (the official
+        reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are re-initialised (the official
             code does so after its warm-up); None for never.
         balanced_epochs: Epochs of the last fit of the classifier, after each task but the first; 0 switches it off.
         balanced_learning_rate: Its rate; a tenth from half of the epochs on.
@@ -87,7 +87,7 @@ class Expandable(Learner):
         self.exemplars = ExemplarSet(config.capacity)
 
     def begin_task(self, task: Task) -> None:
-        """Freeze a copy of the newest backbone, go on with it, and make the classifiers anew."""
+        """Freeze a copy of the newest backbone, continue with it, and create new classifiers."""
         super().begin_task(task)
         if task.index:
             self.earlier.append(Teacher(backbone=self.backbone))
@@ -97,7 +97,7 @@ class Expandable(Learner):
         self.auxiliary_head = PlainHead(width, len(task.new_classes) + 1) if has_auxiliary else None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the classifiers anew once the newest backbone has warmed up, by torch's law."""
+        """Re-initialise the classifiers, by torch's default, once the newest backbone has warmed up."""
         if epoch == self.config.reset_epoch:
             for head in (self.head, self.auxiliary_head):
                 if head is not None:
@@ -122,7 +122,7 @@ class Expandable(Learner):
             return torch.cat([*self._earlier_features(images), self.backbone.features(images)], dim=1)
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Fit the classifier to equally many images of each class, and choose the task's exemplars."""
+        """Fit the classifier to the same number of images of each class, and choose the task's exemplars."""
         values, labels, rows = features()
         if task.index and self.config.balanced_epochs:
             held = self.exemplars.rows, self.exemplars.labels

@@ -1,14 +1,14 @@
-"""FDR: function distance regularisation, which holds the network to the answers it gave for past images.
+"""FDR: function distance regularisation, which keeps the outputs of the network for past images.
 
 Benjamin, Rolnick, Kording: "Measuring and Regularizing Networks in Function Space", ICLR 2019; as run by Buzzega et al.
 (2020), repository mammoth. After each step on current images the optimizer takes a second one, by the Euclidean
 distance between the softmax of a draw of past images and that which the network gave them at the end of their task.
 
 Differs from the official code in:
-  - The buffer holds ``capacity`` images in all, equally many of each class so far, chosen by chance at the end of each
-    task.
-  - Answers are those of the network in evaluation mode to the image as it is tested; mammoth collects them in training
-    mode from an augmented view.
+  - The buffer holds ``capacity`` images in total, the same number of each class so far, chosen at random at the end of
+    each task.
+  - Answers are the outputs of the network in evaluation mode under the test transform; mammoth collects them in
+    training mode from an augmented view.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FDR(Learner):
         self.register_buffer("answers", torch.zeros(config.capacity, 0))
 
     def begin_task(self, task: Task) -> None:
-        """Make a column for every class of the run, as far as it is known."""
+        """Add a column for every class of the run, as far as these are known."""
         super().begin_task(task)
         self.head.widen(max(task.num_planned_classes, task.num_seen_classes))
         self.answers = F.pad(self.answers, (0, self.head.out_features - self.answers.shape[1]))
@@ -93,7 +93,7 @@ class FDR(Learner):
         return self.answers.nbytes
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Choose images of the task by chance, and keep the answers to them; older answers stay what they were."""
+        """Choose images of the task at random, and keep the outputs for them; older outputs do not change."""
         known = dict(zip(self.exemplars.rows.tolist(), self.answers, strict=False))
         self.exemplars.add(None, *features.labels(), task=task.index)
         rows = self.exemplars.rows.tolist()

@@ -1,4 +1,4 @@
-"""Sequential fine-tuning: the lower bound that continual learners are judged against.
+"""Sequential fine-tuning: the lower bound that continual learners are compared with.
 
 The whole backbone and one linear head per task are trained with one learning rate; the cross-entropy sees the
 classes of the current task only and old heads are frozen. This is stage 1 of SLCA (Zhang et al., ICCV 2023,
@@ -23,7 +23,7 @@ class FinetuneConfig(LearnerConfig):
 
 
 class Finetune(Learner):
-    """Backbone and heads, trained task after task with nothing against forgetting."""
+    """Backbone and heads, trained task after task with no protection against forgetting."""
 
     config_class = FinetuneConfig
     trained_parts = "backbone, one head per task"

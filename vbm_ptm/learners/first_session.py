@@ -1,8 +1,8 @@
-"""The first session: an adaptation of the backbone that the first task trains and that stays as it is from then on.
+"""The first session: an adaptation of the backbone that the first task trains and that is frozen from then on.
 
 RanPAC (McDonnell et al., NeurIPS 2023) and APER (Zhou et al., IJCV 2024) close the gap between pre-training and the
 data at hand in this way: a small part is trained with a cosine head on the classes of the first task, then frozen for
-good, and the head is thrown away.
+good, and the head is discarded.
 Shapes: N images, D width, K classes of the first task.
 """
 
@@ -31,9 +31,9 @@ class FirstSessionConfig(Settings):
             tokens for every block), "vpt_shallow" (tokens that pass through all blocks), "finetune" (a copy of the
             whole backbone), or "none".
         adapter_width: Width of an adapter's bottleneck.
-        adapter_dropout: Dropout inside of adapters. Its masks come from each rank's own generator: above 0 a step on
+        adapter_dropout: Dropout inside adapters. Its masks come from each rank's own generator: above 0 a step on
             several ranks is not exactly that on one.
-        num_tokens: Tokens, of each block or in all.
+        num_tokens: Tokens, per block or in total.
     """
 
     kind: Literal["none", "adapter", "ssf", "vpt_deep", "vpt_shallow", "finetune"] = "none"

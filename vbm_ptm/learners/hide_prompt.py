@@ -12,7 +12,7 @@ Differs from the official code in:
     the official term would push apart like any two images of a step, are not.
   - Task identity is learned in the same steps as the prefix, which share no parameter, not in a run of its own before
     them: for the same epochs, under the same schedule and the same bound on the gradient's norm.
-  - Alignment takes all draws; the official code stops after as many batches as there are older classes.
+  - Alignment uses all draws; the official code stops after as many batches as there are older classes.
   - In prediction classes that have not been seen do not compete.
 
 Shapes: N images, D width, K columns, M centroids, k centroids of a class, B blocks, L tokens of a prefix.

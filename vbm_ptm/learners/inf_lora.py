@@ -1,4 +1,4 @@
-"""InfLoRA: low-rank updates of keys and values, inside subspaces that leave old tasks alone.
+"""InfLoRA: low-rank updates of keys and values, in subspaces that do not affect old tasks.
 
 Liang, Li: "InfLoRA: Interference-Free Low-Rank Adaptation for Continual Learning", CVPR 2024 (section 3; repository
 liangyanshuo/InfLoRA). Before a task is trained, its images show which directions the inputs of each attention take;
@@ -13,7 +13,7 @@ Differs from the official code in:
   - Heads start from a truncated normal with std 0.02 and bias 0, as with the other learners here.
   - Updates of all tasks are summed when they are used; nothing is merged into the weights.
   - In the domain-incremental scenario, which the paper does not treat, heads are shared.
-As the official code, it measures what a direction holds by squared singular values of a second moment, the fourth power
+Like the official code, it weighs a direction by squared singular values of a second moment, the fourth power
 of the inputs: fewer directions are kept than gradient projection memory keeps for the same threshold.
 
 Shapes: N images, T tokens, D width, R rank, B blocks, k directions.

@@ -4,7 +4,7 @@ Wang et al.: "Learning to Prompt for Continual Learning", CVPR 2022 (section 4, 
 PyTorch port JH-LEE-KR/l2p-pytorch, options of the JAX original are settings).
 
 Differs from the PyTorch port in:
-  - Evaluation chooses prompts for each image alone; the vote over a batch is an option of training only.
+  - Evaluation chooses prompts for each image independently; the vote over a batch is an option of training only.
   - Equal votes and equal matches go to the lower prompt number, where the port's choice is undefined.
   - A head per task instead of one for all classes, so that nothing moves the rows of finished tasks; in prediction
     classes that have not been seen do not compete.

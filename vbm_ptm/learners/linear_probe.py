@@ -1,4 +1,4 @@
-"""Linear probe: heads trained on frozen features, the plainest thing that learns.
+"""Linear probe: heads trained on frozen features, the simplest learner.
 
 The cross-entropy sees the classes of the current task only, old heads are frozen. With ``scenario.kind: joint`` it is
 the classic probe of a representation.

@@ -1,4 +1,4 @@
-"""What a network answered when an image entered the buffer (Buzzega et al., NeurIPS 2020: "dark knowledge").
+"""The logits that a network gave when an image entered the buffer (Buzzega et al., NeurIPS 2020: "dark knowledge").
 
 Shapes: R replayed images, K columns, M slots of the buffer.
 """

@@ -1,12 +1,12 @@
 """LwF: learning without forgetting, and without any past image.
 
 Li, Hoiem: "Learning without Forgetting", TPAMI 2017; as run by Buzzega et al. (2020), repository mammoth. The network
-as it was before the task answers each image of the task; softened by a temperature, the new network's answers in the
-columns of earlier classes are to be the same. The cross-entropy sees all classes so far.
+as it was before the task provides soft targets for each image of the task, which the new network has to reproduce in
+the columns of earlier classes. The cross-entropy covers all classes so far.
 
 Differs from the official code in:
   - The old network sees the same views, normalised like them; mammoth shows it un-normalised images.
-  - The new columns have no training of their own before the task.
+  - The new columns are not trained separately before the task.
   - In the domain-incremental scenario the columns of all classes seen before the task are distilled.
 """
 
@@ -41,7 +41,7 @@ class LwFConfig(LearnerConfig):
 
 
 class LwF(Learner):
-    """Backbone and one head, held to the answers of the network before the task."""
+    """Backbone and one head, distilled from the network before the task."""
 
     config_class = LwFConfig
     trained_parts = "backbone, head"
@@ -54,7 +54,7 @@ class LwF(Learner):
         self.teacher = Teacher()
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as the teacher, and add columns."""
+        """Keep a copy of the network as the teacher, and add columns."""
         super().begin_task(task)
         if task.index:
             self.teacher.hold(backbone=self.backbone, head=self.head)
@@ -73,7 +73,7 @@ class LwF(Learner):
         return LearnerOutput(logits, torch.arange(logits.shape[1], device=logits.device), auxiliary)
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Let the teacher go."""
+        """Drop the teacher."""
         self.teacher.clear()
 
 

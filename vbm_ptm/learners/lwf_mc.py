@@ -49,7 +49,7 @@ class LwFMC(Learner):
         self.register_buffer("is_hard", torch.zeros(0), persistent=False)
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as the teacher, and add columns."""
+        """Keep a copy of the network as the teacher, and add columns."""
         super().begin_task(task)
         if task.index:
             self.teacher.hold(backbone=self.backbone, head=self.head)
@@ -72,5 +72,5 @@ class LwFMC(Learner):
         )
 
     def end_task(self, task: Task, features: Features) -> None:
-        """Let the teacher go."""
+        """Drop the teacher."""
         self.teacher.clear()

@@ -6,14 +6,14 @@ become h = relu(f W) with W (D,M) drawn once from N(0, 1). Sums over all images 
 
     G = sum h h' (M,M),   Q = sum h y' (M,K),   y one-hot;   scores = h (G + ridge I)^-1 Q.
 
-The sums add up whatever the order of the images, so nothing is forgotten, with new classes or with new domains. The
+The sums do not depend on the order of the images, so nothing is forgotten, with new classes or with new domains. The
 first task may adapt the backbone before anything is summed (the paper's "first-session" adaptation).
 
 Differs from the official code in:
   - The ridge is searched through one eigendecomposition for all candidates, in float64; the error is the same.
   - The system is solved in float64 by a Cholesky factor; if there is none, the ridge grows tenfold until there is.
   - Q grows with the classes; the official code knows their number in advance.
-  - ``class_balanced`` is ours: every class of a task counts as 100 images, however many it has.
+  - ``class_balanced`` is an addition: every class of a task counts as 100 images, however many it has.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class RanPACConfig(LearnerConfig):
     Attributes:
         projection_width: M, random features; 0 for a ridge regression on the features themselves.
         ridges: Candidates for the ridge, tried on the images of each task.
-        fit_fraction: Part of a task's images that the candidates are fitted to; the rest judges them.
-        class_balanced: Let every class of a task weigh the same, however many images it has.
+        fit_fraction: Part of a task's images that the candidates are fitted to; the rest validates them.
+        class_balanced: Give every class of a task the same weight, however many images it has.
         first_session: What the first task trains before its features are summed; nothing by default.
     """
 
@@ -136,7 +136,7 @@ class RanPAC(Learner):
         self.moments += hidden.T @ targets
         cut = math.floor(self.config.fit_fraction * len(labels))
         errors = ridge_errors(hidden, targets, cut=cut, ridges=self.config.ridges)
-        chosen = min(zip(errors, self.config.ridges, strict=True))[1]  # of equal errors the smallest ridge
+        chosen = min(zip(errors, self.config.ridges, strict=True))[1]  # the smallest ridge wins a tie
         weight, self.ridge = solve_ridge(self.gram, self.moments, chosen)
         self.weight.copy_(weight.T)
 

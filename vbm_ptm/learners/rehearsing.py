@@ -1,4 +1,4 @@
-"""What a method that sees past images again offers to the engine; every other method leaves it as it is.
+"""What a method that sees past images again offers to the engine; other methods keep the defaults.
 
 Shapes: n images, R images of a draw, K columns of the logits, P numbers of all trained parameters.
 """
@@ -23,7 +23,7 @@ class Rehearsing(nn.Module):
 
     @property
     def rehearsal(self) -> Rehearsal | None:
-        """What the method asks for to see past images again."""
+        """Which past images the method needs to see again."""
         asked: Rehearsal | None = self.config.rehearsal
         return asked
 
@@ -50,7 +50,7 @@ class Rehearsing(nn.Module):
     def rehearsed_rows(self) -> Tensor:
         """Return the rows (n,) of the training split that the next task sees beside its own.
 
-        They are trained on like its own, or, with a "stream", are what its draws are from. Unless overridden, they are
+        They are trained on like its own, or, with a "stream", are the source of its draws. Unless overridden, they are
         those of the learner's ``ExemplarSet``.
         """
         held = [module.rows for module in self.children() if isinstance(module, ExemplarSet)]

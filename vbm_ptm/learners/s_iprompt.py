@@ -1,10 +1,10 @@
-"""S-iPrompt: independent prompts and heads for each session, the session found by the nearest centre.
+"""S-iPrompt: independent prompts and heads for each session, with the session inferred from the nearest centre.
 
 Wang, Huang, Hong: "S-Prompts Learning with Pre-trained Transformers: An Occam's Razor for Domain Incremental
 Learning", NeurIPS 2022 (section 3, image-end prompts; details follow iamwangyabin/S-Prompts, net_type "sip").
 
 Differs from the official code in:
-  - Centres are found on features under the test transform, not on augmented images.
+  - Centres are computed from features under the test transform, not from augmented images.
   - Heads start from a truncated normal with std 0.02 and bias 0, as with the other learners here, not from PyTorch's
     default.
   - A session with fewer images than centres gets a centre for each image; n_init of k-means is pinned to 10.
@@ -46,7 +46,7 @@ class SIPromptConfig(LearnerConfig):
     Attributes:
         prompt_length: Tokens of a session's prompt.
         num_centres: Centres of k-means per session.
-        distance: Norm of the distance to a centre; the official code takes L1, the paper writes L2.
+        distance: Norm of the distance to a centre; the official code uses L1, the paper L2.
     """
 
     feature_passes: ClassVar[int] = 1

@@ -5,7 +5,7 @@ The variant of S-Prompts that HiDe-Prompt (Wang et al., NeurIPS 2023; repository
 
 Differs from that code in:
   - Keys and values, and the prefixes of different images, cannot be mixed.
-  - Evaluation matches each image alone, and only with the keys of tasks that were trained.
+  - Evaluation matches each image independently, and only with the keys of tasks that were trained.
   - A head per task; in prediction classes that have not been seen do not compete.
 """
 

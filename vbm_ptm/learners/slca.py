@@ -8,7 +8,7 @@ and re-trains all heads together on draws from them.
 Differs from the official code in:
   - Aligned heads are a copy that only prediction uses, so nothing needs to be backed up and recalled: training
     never sees them, and each alignment starts from the heads of stage 1 (what the official recall restores).
-  - A class belongs to the task in which it appeared, also when task sizes differ.
+  - A class belongs to the task in which it appeared, even if task sizes differ.
   - A draw is ``scale * mean + e1 F + 0.01 e2`` with the factor F of the centred features instead of a Cholesky
     factor of F'F + 1e-4 I: the same distribution, exact for every class size from one image up.
   - In the domain-incremental scenario, which the paper does not treat, heads are shared and there is one
@@ -43,13 +43,13 @@ from vbm_ptm.losses import logit_normalized_cross_entropy
 
 
 class SLCAConfig(DriftConfig):
-    """Settings of SLCA; the defaults are the official ones, but for the final norm, which stays as it is.
+    """Settings of SLCA; the defaults are the official ones, except for the final norm, which is kept.
 
     Attributes:
         backbone_learning_rate_scale: Learning rate of the backbone over that of the heads ("slow learner").
         reinitialize_final_norm: Replace the final norm by a fresh LayerNorm (eps 1e-5), as the official code does.
         covariance: "full" (as published) or "diagonal" for each class, or one "shared" by the classes of a task.
-        mean_decay: Oldest means are scaled down by at most this much, the newest not at all.
+        mean_decay: The oldest means are scaled down by at most this fraction, the newest not at all.
         logit_normalization_temperature: Temperature of the logit normalisation; None for plain cross-entropy.
     """
 
@@ -61,10 +61,10 @@ class SLCAConfig(DriftConfig):
     logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
 
     def task_notes(self, task: Task) -> list[str]:
-        """Warn of logit normalisation in a task of one class."""
+        """Warn about logit normalisation in a task of one class."""
         if self.logit_normalization_temperature is None:
             return []
-        remedy = "learner.logit_normalization_temperature=null leaves it out"
+        remedy = "learner.logit_normalization_temperature=null disables it"
         return notes_on_normalization(task, remedy=remedy)
 
 
@@ -139,7 +139,7 @@ class SLCA(Learner):
         self._copy_heads()
 
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
-        """Return the numbers in means, factors and, but for the first task, the map of features."""
+        """Return how many numbers means, factors and, except for the first task, the map of features take."""
         width = self.backbone.width
         gaussians = gaussians_size(class_sizes, width, covariance=self.config.covariance)
         return gaussians + (0 if self.drift is None else width**2)

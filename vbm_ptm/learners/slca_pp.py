@@ -2,7 +2,7 @@
 
 Zhang, Wang, Kang, Chen, Wei: "SLCA++: Unleash the Power of Sequential Fine-tuning for Continual Learning with
 Pre-training", 2024 (repository GengDavid/SLCA, ``slcapp_*``). As SLCA, but the matrices of the backbone are frozen:
-trained are low-rank updates of them, one set for all tasks, and slowly the norms, biases and the class token. Stage 1
+low-rank updates of them, one set for all tasks, are trained, and slowly the norms, biases and the class token. Stage 1
 takes a symmetric cross-entropy; stage 2 scales whole draws by the age of their class, and prediction scales what the
 heads of older tasks see.
 
@@ -44,7 +44,7 @@ class SLCAPlusPlusConfig(DriftConfig):
 
     Attributes:
         rank: Rank of the updates.
-        update_factor: Factor on the updates.
+        update_factor: Factor of the updates.
         first_update_learning_rate_scale: Learning rate of the updates over that of the heads in the first task.
         update_learning_rate_scale: The same in later tasks.
         slow_learning_rate_scale: Learning rate of norms, biases and class token over that of the heads.
@@ -70,7 +70,7 @@ class SLCAPlusPlusConfig(DriftConfig):
     logit_normalization_temperature: float | None = Field(default=0.1, gt=0)
 
     def task_notes(self, task: Task) -> list[str]:
-        """Warn of logit normalisation in a task of one class."""
+        """Warn about logit normalisation in a task of one class."""
         if self.logit_normalization_temperature is None or self.logit_normalization_temperature >= 1:
             return []
         return notes_on_normalization(task, remedy="learner.logit_normalization_temperature=1 softens it")

@@ -1,17 +1,18 @@
-"""TCIL: an expandable network whose feature maps are fused by attention, with distillation of answers and maps.
+"""TCIL: an expandable network whose feature maps are fused by attention, with distillation of outputs and maps.
 
 Huang et al.: "Resolving Task Confusion in Dynamic Expansion Architectures for Class Incremental Learning", AAAI 2023.
-As in ``expandable`` every task has a backbone of its own that starts from the one before, beside frozen ones. Their
-feature maps are fused by attention before the classifier. From the second task on the newest network also has to give
-the answers of the network before the task, and on images of earlier classes its maps. Rows of the classifier are kept
-from being negative after every step; after the task those of the new classes are scaled to the mean length of the old.
+As in ``expandable``, every task has its own backbone, initialised from the one before, in addition to the frozen
+earlier ones. Their feature maps are fused by attention before the classifier. From the second task on, the newest
+network also has to reproduce the outputs of the network before the task, and on images of earlier classes its maps. The
+weights of the classifier are clamped at 0 after every step; after the task the rows of new classes are scaled to the
+mean length of the old ones.
 
 Differs from the official code in:
-  - The fusion module is trained with the newest backbone and kept. The published code draws it anew, by chance and
-    untrained, in every forward pass, in evaluation too.
-  - The distance of maps is averaged over all images of a step, those of new classes counting nothing; the code averages
-    over images of earlier classes alone.
-  - Rows are scaled once, after the task, in place of at every evaluation: the scores are the same.
+  - The fusion module is trained with the newest backbone and kept. The published code re-initialises it at random in
+    every forward pass, even in evaluation, and never trains it.
+  - The distance of maps is averaged over all images of a step, with those of new classes counting as 0; the code
+    averages over images of earlier classes alone.
+  - Rows are scaled once, after the task, instead of at every evaluation: the scores are the same.
   - Herding takes the running mean nearest to the class's, in float64.
 """
 
@@ -38,9 +39,9 @@ class TCILConfig(LearnerConfig):
 
     Attributes:
         capacity: Exemplars in total, divided equally among the classes; 0 for none.
-        reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are drawn anew; None for
+        reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are re-initialised; None for
             never.
-        answer_weight: Weight of the divergence from the answers of the network before the task.
+        answer_weight: Weight of the divergence from the outputs of the network before the task.
         temperature: Divides the logits in it; its square is a factor of the weight.
         map_weight: Weight of the distance between the newest backbone's maps and those of the earlier ones.
         map_epochs: Epochs over which this weight rises from 0.
@@ -98,7 +99,7 @@ class TCIL(Learner):
         self.auxiliary_head = PlainHead(width, len(task.new_classes) + 1) if has_auxiliary else None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the classifiers anew once the newest backbone has warmed up; raise the weight of the maps."""
+        """Re-initialise the classifiers once the newest backbone has warmed up; raise the weight of the maps."""
         self.map_share.fill_(min(1.0, epoch / self.config.map_epochs))
         if epoch == self.config.reset_epoch:
             for head in (self.head, self.auxiliary_head):

@@ -1,4 +1,4 @@
-"""A network as it was before a task: what distillation compares with.
+"""The network as it was before a task, for distillation.
 
 Shapes: N images, K columns of the logits at that time.
 """

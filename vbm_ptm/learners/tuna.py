@@ -35,13 +35,13 @@ from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGro
 
 
 class TUNAConfig(AlignmentConfig):
-    """Settings of TUNA; the defaults are the official ones for CIFAR-100, but for dropout.
+    """Settings of TUNA; the defaults are the official ones for CIFAR-100, except for dropout.
 
     Attributes:
         adapter_width: Width of an adapter's bottleneck.
-        adapter_dropout: Dropout inside of adapters. Its masks come from each rank's own generator: above 0 a step on
+        adapter_dropout: Dropout inside adapters. Its masks come from each rank's own generator: above 0 a step on
             several ranks is not exactly that on one.
-        scale: Factor on the cosines, in training, alignment and prediction.
+        scale: Factor of the cosines, in training, alignment and prediction.
         orthogonality_weight: Weight of the term that keeps an adapter's up-projection away from those of earlier tasks.
     """
 

@@ -9,7 +9,7 @@ scaled by the mean length of the old ones over their own.
 
 Differs from the official code in:
   - The scaled rows are those that the next task starts from, as in the paper; the code draws all rows, old ones too,
-    anew at epoch 10.
+    again at epoch 10.
   - Herding takes the running mean nearest to the class's, in float64.
 """
 
@@ -35,7 +35,7 @@ class WAConfig(LearnerConfig):
 
     Attributes:
         capacity: Exemplars in total, divided equally among the classes; 0 for none.
-        temperature: Divides the logits of both networks in the distillation.
+        temperature: Temperature that divides the logits of both networks in the distillation.
     """
 
     has_teacher: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class WA(Learner):
         self.teacher = Teacher()
 
     def begin_task(self, task: Task) -> None:
-        """Keep the network as the teacher, and add columns."""
+        """Keep a copy of the network as the teacher, and add columns."""
         super().begin_task(task)
         if task.index:
             self.teacher.hold(backbone=self.backbone, head=self.head)

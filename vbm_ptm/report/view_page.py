@@ -54,7 +54,7 @@ def html_page(sheet: ViewSheet) -> str:
     parts = [
         "<h1>What the network sees</h1>",
         "<p>Views as training draws them, with the seeds of the run, before normalisation: of each class the samples "
-        "that come first. A sample is drawn anew at every visit.</p>",
+        "that come first. Every visit of a sample draws new views.</p>",
         f"<dl>{facts}</dl>",
     ]
     for class_name, samples in sheet.by_class.items():

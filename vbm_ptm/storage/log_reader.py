@@ -19,7 +19,7 @@ class LogReader:
         path: The file, which need not be there yet.
 
     Attributes:
-        num_restarts: How often everything was read anew.
+        num_restarts: How often everything was read again.
         position: Bytes read.
     """
 

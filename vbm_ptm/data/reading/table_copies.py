@@ -88,7 +88,7 @@ def _read(copy: Path, num_rows: int) -> Dataset | None:
         found = Dataset.from_file(str(copy))
         if len(found) == num_rows:
             return found
-    logger.warning("the copy '%s' is damaged, and is made anew", copy)
+    logger.warning("the copy '%s' is damaged and is made again", copy)
     return None
 
 

@@ -178,5 +178,5 @@ def _refuse_incomplete(files: Sequence[Path], split: str) -> None:
                 if missing
                 else f"part {extra[0]} is too many"
             )
-            + f" (there are: {names}). Bring it back, or write the table anew."
+            + f" (there are: {names}). Restore it, or write the table again."
         )
