@@ -1,1 +1,1 @@
-"""The one training loop of all learners, and what it needs: the only door to Accelerate and safetensors."""
+"""The training loop of all learners and what it needs; the only layer that uses Accelerate."""

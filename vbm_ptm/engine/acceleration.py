@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Tracker = Literal["tensorboard", "wandb"]
 
-# What Accelerate's launcher sets where weights are to be cut into pieces.
+# What Accelerate's launcher sets for sharded weights.
 _SHARDING = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -63,7 +63,7 @@ def build_accelerator(
 
     Args:
         device: "auto" for the best one.
-        mixed_precision: What the forward pass computes in; "auto" for what the device is fastest in.
+        mixed_precision: What the forward pass computes in; "auto" for the fastest on the device.
         trackers: Experiment trackers that receive every reading of the losses and every accuracy.
         directory: Where trackers write files.
         rank_timeout: How long a rank waits for the others, at the start and later.
@@ -125,7 +125,7 @@ def build_accelerator(
         ) from error
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise UsageError("trainer.mixed_precision 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'.")
-    # Accumulation is the trainer's: Accelerate would divide by a number of its own, which the launcher may set.
+    # The trainer accumulates: Accelerate would divide by its own number, which the launcher may set.
     accelerator.gradient_accumulation_steps = 1
     return accelerator
 
@@ -138,7 +138,7 @@ def loaders_for(
     seed: int = 0,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Loaders:
-    """Return what brings this rank its part of the images.
+    """Return the loaders of this rank's part of the images.
 
     Args:
         accelerator: Device and ranks.

@@ -1,7 +1,7 @@
-"""What a learner must keep to, checked where breaking it would spoil a run without a word.
+"""The contract of a learner, checked where a breach would silently spoil a run.
 
 Parameters are checked when a task begins, the output of its first training forward before the weights move, and all
-tensors and scores when it ends. Every check says the same on all ranks.
+tensors and scores when it ends. Every check gives the same result on all ranks.
 Shapes: N images of this rank, K columns of the logits.
 """
 

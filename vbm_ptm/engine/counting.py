@@ -1,4 +1,4 @@
-"""When an image is right: ties, classes that are ruled out, and experts of a task.
+"""When a prediction is correct: ties, classes that are ruled out, and experts of a task.
 
 Shapes: N images, K seen classes.
 """

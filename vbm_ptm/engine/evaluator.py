@@ -1,4 +1,4 @@
-"""Accuracy on test images, per sample: over all seen classes without telling the learner the task, and told it.
+"""Accuracy on test images, per sample: over all seen classes without the task, and with the task given.
 
 Task-incremental accuracy is made of the same scores, restricted to the classes of the task. Where each task has an
 expert of its own (S-iPrompt, DualPrompt, S-Prompt++), its accuracy is counted as well; for a learner that rules out all
@@ -111,7 +111,7 @@ class Evaluator:
         )
 
     def _from_ranks(self, values: Tensor) -> Tensor:
-        """Put the values of all ranks together; each has zeros where another one has looked."""
+        """Combine the values of all ranks; each has zeros for the images of the others."""
         if self.accelerator.num_processes == 1:
             return values
         summed: Tensor = self.accelerator.reduce(values.to(self.accelerator.device), reduction="sum")

@@ -28,7 +28,7 @@ class TaskFeatures:
     """Computes ``learner.query`` over training images, spread over ranks; every rank gets all of them.
 
     Implements ``vbm_ptm.learners.base.Features``. Nothing is computed before the first call. The network runs in the
-    precision of the run; what learners make of the features is theirs to compute in float32 or better.
+    precision of the run; learners compute with the features in float32 or better.
     """
 
     def __init__(self, learner: Learner, task: Task, *, accelerator: Accelerator, loaders: Loaders) -> None:
@@ -153,7 +153,7 @@ class TaskFeatures:
         return summed
 
     def _complete(self, table: Tensor | None, shares: Sequence[tuple[int, int]]) -> Tensor:
-        """Fill in the other ranks' rows of the table (n, D), whose own rows stand in it; nothing is padded.
+        """Fill in the other ranks' rows of the table (n, D), which holds this rank's rows; nothing is padded.
 
         Args:
             table: None on a rank without rows, which has not seen what a feature looks like.

@@ -15,7 +15,7 @@ from vbm_ptm.storage.tensor_prints import combined, fingerprints
 
 
 class TaskFingerprints:
-    """What a task may change of a learner and what not, from its beginning on.
+    """What a task may change in a learner and what not, from its beginning on.
 
     Args:
         learner: Has begun the task: ``requires_grad`` says what is frozen.
@@ -63,7 +63,7 @@ class TaskFingerprints:
             frozen_sha256: What this property was then.
 
         Raises:
-            TrainingError: It differs: a run that ``check_training`` has stopped must not go on as if nothing were.
+            TrainingError: It differs: a run that ``check_training`` stopped must not be resumed.
         """
         if frozen_sha256 != self.frozen_sha256:
             raise TrainingError(
@@ -91,7 +91,7 @@ class TaskFingerprints:
         check_finite(self._trained, when=f"after training on task {self._task_index}")
 
     def check_end(self) -> None:
-        """Raise if ranks hold different tensors of those that ``end_task`` has made, or it made what it must not.
+        """Raise if ranks differ in the tensors that ``end_task`` has made, or if it changed what it must not.
 
         Raises:
             TrainingError: Ranks differ, or statistics of an earlier task have changed.

@@ -1,4 +1,4 @@
-"""Stopping between two steps when the process is asked to: by a signal, or as planned."""
+"""Stopping between two steps on request: by a signal, or as planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from vbm_ptm.errors import TrainingInterrupted
 
-# What batch systems send as a warning that time is up, and a terminal that is closed.
+# What batch systems send before the time limit, and a terminal when it is closed.
 StopSignal = Literal["SIGHUP", "SIGUSR1", "SIGUSR2"]
 STOP_SIGNALS: tuple[StopSignal, ...] = ("SIGHUP", "SIGUSR1", "SIGUSR2")
 
@@ -35,11 +35,11 @@ class StopRequest:
 
     @property
     def signal(self) -> int:
-        """Number of the signal that has come to this process; 0 before one has."""
+        """Number of the signal that this process has received; 0 for none."""
         return self._signal
 
     def check(self, number: int | None = None) -> None:
-        """Raise if a signal has come.
+        """Raise if a signal was received.
 
         Args:
             number: The signal that the ranks have agreed on, or 0; None for that of this process.
@@ -55,7 +55,7 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal raise inside the block, whose work is lost and done again when the run goes on."""
+        """Let a signal raise inside the block, whose work is lost and repeated when the run is resumed."""
         self.check()
         self._acts_at_once = True
         try:

@@ -107,9 +107,9 @@ class Retention:
     def facts(self) -> dict[str, Any]:
         """Return what a task's record keeps.
 
-        The second half of the epochs counts as saturated. ``sample_forgetting`` is what accuracy on a sample falls from
-        the end of the epoch that visits it to the end of the epoch before its next visit, in points: 0 by definition
-        where every epoch visits it.
+        The second half of the epochs counts as saturated. ``sample_forgetting`` is the drop of accuracy on a sample
+        from the end of the epoch that visits it to the end of the epoch before its next visit, in points: 0 by
+        definition where every epoch visits it.
         """
         known = {"train": self.train, "test": self.test}
         degrees = {
@@ -134,7 +134,7 @@ class Retention:
         )
 
     def load_position(self, position: RetentionPosition) -> None:
-        """Go on in the middle of a task."""
+        """Continue in the middle of a task."""
         size = len(self._now)
         self.train, self.test = list(position.train), list(position.test)
         self._num_lost, self._num_rests = position.num_lost, position.num_rests
@@ -183,7 +183,7 @@ class FeatureDrift:
         self.before: Tensor | None = None
 
     def begin(self) -> None:
-        """Remember the features as they are."""
+        """Remember the current features."""
         self.before = self._look()
 
     def change(self) -> float | None:
@@ -202,7 +202,7 @@ class FeatureDrift:
 
 
 class TaskMeasures:
-    """What is measured of one task, as far as it is asked for.
+    """What is measured during one task, as requested.
 
     Args:
         learner: Has begun the task, and is on its device.
@@ -239,12 +239,12 @@ class TaskMeasures:
             self._drift = FeatureDrift(features, rows)
 
     def begin(self) -> None:
-        """Look at what training will change."""
+        """Measure what training will change."""
         if self._drift:
             self._drift.begin()
 
     def after_epoch(self, training: TaskTraining, epoch: int, log: RunLog) -> None:
-        """Measure what an epoch has left."""
+        """Measure after an epoch."""
         if self._retention:
             training.sampler.set_epoch(epoch)
             visited = sorted(set().union(*training.sampler.steps()))
@@ -252,7 +252,7 @@ class TaskMeasures:
             log.write("epoch", task=self._task.index, epoch=epoch, **found)
 
     def end(self) -> None:
-        """Look at what training has changed."""
+        """Measure what training has changed."""
         if self._drift:
             self._change = self._drift.change()
 
@@ -265,14 +265,14 @@ class TaskMeasures:
         return {"retention": self._retention.position() if self._retention else None}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what it needs beside, by name."""
+        """Return the tensors that it needs, by name."""
         before = self._drift.before if self._drift else None
         return {} if before is None else {f"{_PREFIX}features": before}
 
     def load_state(
         self, state: Mapping[str, RetentionPosition | None], tensors: Mapping[str, Tensor]
     ) -> None:
-        """Go on in the middle of a task.
+        """Continue in the middle of a task.
 
         Args:
             state: What ``state`` returned.

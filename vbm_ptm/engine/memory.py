@@ -1,4 +1,4 @@
-"""How much memory training takes, as far as the system tells."""
+"""How much memory training takes, if the system can tell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes held: on a CUDA device since ``forget_peak_memory``, else by the process since it began."""
+    """Return the peak memory in bytes: of a CUDA device since ``forget_peak_memory``, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if importlib.util.find_spec("resource") is None:  # Windows has none

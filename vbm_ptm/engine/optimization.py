@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules; a fresh pair is made for every task."""
+"""Optimizers and learning-rate schedules; both are created anew for every task."""
 
 from __future__ import annotations
 

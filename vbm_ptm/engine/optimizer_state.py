@@ -1,4 +1,4 @@
-"""What an optimizer keeps, by names that a fresh optimizer of the same learner understands."""
+"""The state of an optimizer, by names that a fresh optimizer of the same learner understands."""
 
 from __future__ import annotations
 

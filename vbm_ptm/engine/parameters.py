@@ -1,4 +1,4 @@
-"""How many parameters a learner trains, and how many it leaves as they are."""
+"""How many parameters a learner trains, and how many are frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes of a step, forward and backward: one, or another one for the draws of past samples.
+"""The forward and backward passes of a step: one, or a second one for the draws of past samples.
 
 Shapes: P numbers of all trained parameters.
 """
@@ -23,10 +23,10 @@ def take_passes(
     update: Callable[[], Tensor],
     parameters: Sequence[nn.Parameter],
 ) -> dict[str, Tensor]:
-    """Leave the gradient that is to be applied last with the parameters; return the loss parts of all passes.
+    """Leave the last gradient to apply with the parameters; return the loss parts of all passes.
 
     Args:
-        learner: Says by its ``Rehearsal.passes`` how many there are.
+        learner: Its ``Rehearsal.passes`` says how many there are.
         batch: Of the step.
         gradient: Leaves the gradient of a pass over samples with the parameters, and returns its loss parts.
         update: Applies that gradient, and forgets it.

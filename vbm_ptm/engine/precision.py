@@ -9,7 +9,7 @@ import torch
 
 from vbm_ptm.settings import Precision, PrecisionSetting
 
-# What torch's report on a CPU calls the units that multiply bf16; without one, bf16 is several times slower than fp32.
+# The names of bf16 units in torch's report on a CPU; without them bf16 is several times slower than fp32.
 _BF16_UNITS = ("amx_bf16", "avx512_bf16")
 
 

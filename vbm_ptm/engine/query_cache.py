@@ -1,4 +1,4 @@
-"""What frozen modules make of images under the evaluation transform: computed once per run, and then looked up.
+"""Outputs of frozen modules under the evaluation transform: computed once per run, then looked up.
 
 Shapes: n rows that are asked for, D width.
 """
@@ -18,12 +18,12 @@ from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.learners.base import Learner
 
-# A larger table lies in a temporary file, of which the system keeps in memory what there is room for.
+# A larger table is kept in a temporary file, which the system caches in memory as far as there is room.
 _MEMORY_BYTES = 2**28
 
 
 class QueriedBatch(NamedTuple):
-    """Images and what is known of them.
+    """Images and their known queries.
 
     Attributes:
         rows: n rows of the split.
@@ -51,7 +51,7 @@ class QueryCache:
         self._weights: list[tuple[int, int]] = []
 
     def begin(self, modules: Sequence[nn.Module]) -> None:
-        """Forget what other weights than those of these modules have made."""
+        """Forget the queries of weights other than those of these modules."""
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         weights = [(id(tensor), tensor._version) for tensor in tensors]
         if weights != self._weights:
@@ -59,7 +59,7 @@ class QueryCache:
             self._is_known[:] = False
 
     def knows(self, rows: Sequence[int]) -> bool:
-        """Return whether the queries of all of these rows are there."""
+        """Return whether the queries of all of these rows are known."""
         return bool(self._is_known[rows].all())
 
     def get(self, rows: Sequence[int], device: torch.device) -> Tensor:
@@ -76,7 +76,7 @@ class QueryCache:
 
 
 class QueriedImages:
-    """Images of both splits with their queries, as far as these are the same after every task.
+    """Images of both splits with their queries, if these are the same after every task.
 
     Args:
         accelerator: Device and precision.
@@ -102,7 +102,7 @@ class QueriedImages:
             learner: Whose queries they are, in eval mode.
             split: The training or the test split.
             parts: Rows of each batch.
-            needs_images: For each batch, whether images are asked for in any case; None: for no batch.
+            needs_images: For each batch, whether images are needed in any case; None: for no batch.
         """
         device, to_input = self._accelerator.device, self.loaders.benchmark.transforms.to_input
         caches = self._begin(learner, split) if query_is_fixed(learner) else []

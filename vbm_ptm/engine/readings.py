@@ -1,4 +1,4 @@
-"""Losses on their way from the device to the log: read now and then, and checked to be finite."""
+"""Losses from the device to the log: read from time to time, and checked to be finite."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _Step(NamedTuple):
 
 
 class Readings:
-    """Loss parts of one task that stay on the device until they are read.
+    """Loss parts of one task, which stay on the device until they are read.
 
     Args:
         accelerator: Averages over ranks, and knows the trackers.
         log: Receives a line for every step.
         task_index: Index of the task.
-        first_step: Step that trackers are told for the first step of the task, less one.
+        first_step: Step number for trackers of the first step of the task, minus one.
 
     Attributes:
-        num_skipped: Steps that the fp16 scaler has not taken.
+        num_skipped: Steps that the fp16 scaler skipped.
     """
 
     def __init__(self, accelerator: Accelerator, log: RunLog, *, task_index: int, first_step: int) -> None:
@@ -127,7 +127,7 @@ class Readings:
         )
 
     def load_position(self, position: ReadingsPosition) -> None:
-        """Go on in the middle of an epoch."""
+        """Continue in the middle of an epoch."""
         self._epoch, self._num_epoch_steps = dict(position.epoch), position.num_epoch_steps
         self._tracker_step, self.num_skipped = position.tracker_step, position.num_skipped
 

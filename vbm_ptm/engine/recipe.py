@@ -1,4 +1,4 @@
-"""How every task of a run is trained: with the data and the learner it decides each step, and how many there are."""
+"""How every task of a run is trained; with the data and the learner, it determines all steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recipe:
     Attributes:
         objective: The loss, called as a ``vbm_ptm.engine.objective.ViewBatchObjective``.
         optimization: Epochs, batch size, optimizer and schedule.
-        view_batch: Views, and which of them serve for what.
+        view_batch: Settings of views and queries.
         seed: Training seed.
         max_steps: Steps after which a smoke run leaves each task; None for all epochs.
     """
@@ -76,7 +76,7 @@ class Recipe:
             sampler: The steps of the task; left at one of its epochs.
         """
         epochs = self.optimization.epochs
-        # Step sizes come back with every cycle, so that one cycle tells all.
+        # Step sizes repeat with every cycle, so one cycle is enough.
         cycle = []
         for epoch in range(min(sampler.cycle_length, epochs)):
             sampler.set_epoch(epoch)
@@ -86,7 +86,7 @@ class Recipe:
         return Workload(len(sizes), sum(sizes))
 
     def task_notes(self, task: Task, sampler: ViewBatchSampler) -> list[str]:
-        """Return what should be known of a task that is trained.
+        """Return warnings about a task that is trained.
 
         Args:
             task: The task.
@@ -108,7 +108,7 @@ class Recipe:
         return notes
 
     def notes(self) -> list[str]:
-        """Return what a comparison of numbers of views should know of this recipe."""
+        """Return warnings about this recipe for comparisons of numbers of views."""
         num_views, epochs = self.view_batch.cycle_length, self.optimization.epochs
         notes = []
         if epochs % num_views:

@@ -1,4 +1,4 @@
-"""What a learner keeps of the images that enter its buffer."""
+"""What a learner stores for the images that enter its buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def remember(
     num_groups: int,
     accelerator: Accelerator,
 ) -> None:
-    """Hand the learner the weak views' logits of what has entered the buffer; all ranks get all of them.
+    """Give the learner the weak views' logits of the images that entered the buffer; all ranks get all of them.
 
     Args:
         learner: Remembers logits, if there are any here.

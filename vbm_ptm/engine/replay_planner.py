@@ -1,4 +1,4 @@
-"""Which past samples each step sees again: decided ahead of the loaders, from the stream of rows alone."""
+"""Which past samples each step replays: decided ahead of the loaders, from the stream of rows alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vbm_ptm.replay import Admission, ChosenRows, Rehearsal, Reservoir, is_held_
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a step has beside its current samples, over all ranks.
+    """What a step has in addition to its current samples, over all ranks.
 
     Attributes:
         draws: Past samples; empty while the buffer is.
@@ -33,11 +33,11 @@ class StepPlan:
 class ReplayPlanner:
     """Fills a reservoir with the samples of every step, after the step has drawn from it; or draws from chosen rows.
 
-    A sample is offered once, however many views it has. Nothing here depends on the model, so a run that goes on walks
+    A sample is offered once, however many views it has. Nothing here depends on the model, so a resumed run walks
     through the steps that it has taken and has the same buffer again.
 
     Args:
-        rehearsal: What the learner asks for.
+        rehearsal: What the learner needs.
         num_views: V of replayed samples.
         seed: Training seed.
 
@@ -76,12 +76,12 @@ class ReplayPlanner:
         return plans
 
     def choose(self, rows: Sequence[int]) -> None:
-        """Draw from these rows from now on, if it is the learner that chooses them."""
+        """Draw from these rows from now on, if the learner chooses them."""
         if isinstance(self.buffer, ChosenRows):
             self.buffer.rows = list(rows)
 
     def finish_task(self) -> None:
-        """Go on to the next task."""
+        """Continue with the next task."""
         self.num_tasks += 1
         self.num_replayed = 0
 
@@ -158,7 +158,7 @@ def rows_to_train(learner: Learner, own: Integers, classes: Integers) -> tuple[I
 
 
 def buffer_bytes(learner: Learner, *, num_images: int) -> dict[str, int]:
-    """Return what a buffer would take if it copied its images as the network sees them, and what it remembers of them.
+    """Return what a buffer would take if it copied its images as the network sees them, and of what it stores for them.
 
     Args:
         learner: Holds what is remembered.

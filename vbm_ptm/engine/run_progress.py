@@ -1,4 +1,4 @@
-"""How far a run has come: what it has counted, what of it is saved, and where it goes on or stops."""
+"""The progress of a run: what it has counted, what is saved, and where it continues or stops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Resumption(NamedTuple):
-    """What a task in progress goes on from: a position, and the tensors of the optimizer and of measures."""
+    """Where a task in progress continues: a position, and the tensors of the optimizer and of measures."""
 
     position: TaskPosition
     tensors: Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class _InTask(NamedTuple):
 
 
 class RunProgress:
-    """Keeps what a run has reached, in memory and in checkpoints.
+    """Keeps the progress of a run, in memory and in checkpoints.
 
     Args:
         learner: The learner.
@@ -101,7 +101,7 @@ class RunProgress:
         return sum(record.num_steps for record in self.records) + len(self.records)
 
     def describe(self) -> str:
-        """Say how far the run has come in what it has saved."""
+        """Describe the progress that is saved."""
         tasks = self._benchmark.scenario.tasks
         finished = f"{len(self.records)} of {len(tasks)} tasks are finished"
         if not self.saved_steps:
@@ -110,7 +110,7 @@ class RunProgress:
         return f"{finished}, task {task.index + 1} after {self.saved_steps} of {self._plans.num_steps(task)} steps"
 
     def begin_training(self, training: TaskTraining, measures: TaskMeasures, *, frozen_sha256: str) -> float:
-        """Take up a task where it was left, or at its start; return when its training began on the monotonic clock.
+        """Resume a task, or begin it; return when its training began on the monotonic clock.
 
         Args:
             training: Before its first step.
@@ -129,10 +129,10 @@ class RunProgress:
         return started
 
     def between_steps(self) -> None:
-        """Save and stop where it is time to; ranks agree on both where they wait for each other anyway.
+        """Save and stop when it is time to; ranks agree on both where they wait for each other anyway.
 
         Raises:
-            TrainingInterrupted: The stop request came; what there is has been saved.
+            TrainingInterrupted: The run was asked to stop, and is saved.
         """
         assert self._in_task is not None
         training = self._in_task.training
@@ -164,16 +164,16 @@ class RunProgress:
         wait_for_ranks(self._accelerator)
 
     def stop_if_asked(self) -> None:
-        """Raise on all ranks if a signal has come to one: a rank that left alone would leave the others waiting.
+        """Raise on all ranks if one of them received a signal: a rank that leaves alone would keep the others waiting.
 
         Raises:
-            TrainingInterrupted: The stop request came.
+            TrainingInterrupted: The run was asked to stop.
         """
         (stop,) = self._agreed(self._stop.signal)
         self._stop.check(stop)
 
     def state(self) -> RunState:
-        """Return what ``load_state`` needs, but for the task in progress."""
+        """Return what ``load_state`` needs, except for the task in progress."""
         scaler, scenario = self._accelerator.scaler, self._benchmark.scenario
         return RunState(
             class_names=scenario.class_names,
@@ -191,7 +191,7 @@ class RunProgress:
         )
 
     def load_state(self, state: RunState, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint; say where the run will not be the same to the last bit.
+        """Continue from a checkpoint; warn if the run will not be the same to the last bit.
 
         Args:
             state: What ``state`` returned, with the position in the task in progress if there is one.

@@ -11,7 +11,7 @@ from vbm_ptm.engine.optimization import OptimizationConfig
 
 
 def learning_rate_factor(config: OptimizationConfig, epoch: int, *, cycle_length: int = 1) -> float:
-    """Return the factor on every group's rate.
+    """Return the factor of every group's rate.
 
     Args:
         config: The schedule.

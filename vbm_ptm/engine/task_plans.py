@@ -1,4 +1,4 @@
-"""What is decided of a task before its first step: how many steps it has, and which past images they show again."""
+"""What is decided about a task before its first step: how many steps it has, and which past images they replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TaskPlans:
     """Plans every task of a run.
 
     Args:
-        learner: The learner; it says which tasks it trains and what it rehearses.
+        learner: Decides which tasks it trains and what it rehearses.
         recipe: How each task is trained.
         benchmark: Images and tasks.
 
@@ -50,7 +50,7 @@ class TaskPlans:
         """Return what decides the draws of a task, after it has seen the steps of all tasks before.
 
         Args:
-            task: The task that begins or goes on.
+            task: The task that begins or is resumed.
             records: Of the finished tasks.
         """
         planner = self.planner

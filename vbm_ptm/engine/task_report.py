@@ -38,11 +38,11 @@ class TaskDisplay:
         self._display.line(text)
 
     def stage(self, name: str) -> None:
-        """Show what is done beside training steps."""
+        """Show what is done outside of training steps."""
         self._display.show(f"{self._where} · {name}")
 
     def skip(self, num_steps: int) -> None:
-        """Count steps that were planned before anybody could know that there is nothing to train."""
+        """Count steps that were planned before it was known that there is nothing to train."""
         self._display.advance(num_steps)
 
     def epoch(self, epoch: int) -> str:

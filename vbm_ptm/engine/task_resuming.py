@@ -1,4 +1,4 @@
-"""From the training of a task to what a checkpoint keeps of it, and back."""
+"""From the training of a task to its state in a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def position_of(
     seconds: float,
     frozen_sha256: str,
 ) -> TaskPosition:
-    """Return where training stands; all ranks must ask for it together.
+    """Return the position of training; all ranks must call this together.
 
     Args:
         training: Between two steps.
-        measures: What has been measured beside.
+        measures: State of the measures.
         seconds: Time that the steps took.
         frozen_sha256: Of the parameters that are not trained.
     """
@@ -42,7 +42,7 @@ def position_of(
 
 
 def take_up(training: TaskTraining, position: TaskPosition, optimizer: Mapping[str, Tensor]) -> None:
-    """Go on from a position; what has been counted is counted again.
+    """Continue from a position; the steps before it are counted again.
 
     Args:
         training: Before its first step.
@@ -61,14 +61,14 @@ def take_up(training: TaskTraining, position: TaskPosition, optimizer: Mapping[s
     training.data_seconds, training.step_seconds = position.data_seconds, position.step_seconds
     training.readings.load_position(position.readings)
     accelerator = training.accelerator
-    for name, counts in position.tallies.items():  # a sum over ranks, of which the main one takes charge
+    for name, counts in position.tallies.items():  # a sum over ranks, which the main one continues
         own = torch.tensor(counts, device=accelerator.device)
         training.learner.tallies[name] = own if accelerator.is_main_process else torch.zeros_like(own)
     training.restored = optimizer
 
 
 def tallies_of(training: TaskTraining) -> dict[str, list[int]]:
-    """Return what the learner has counted in the steps so far, over all ranks, which must ask for it together."""
+    """Return what the learner has counted in the steps so far, over all ranks, which must call this together."""
     return {
         name: training.accelerator.reduce(counts, reduction="sum").tolist()
         for name, counts in training.learner.tallies.items()

@@ -1,4 +1,4 @@
-"""The training steps of one task, from a position that can be told and taken up again."""
+"""The training steps of one task, from a position that can be stored and resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vbm_ptm.randomness import seed_for, seeded
 
 
 class TaskTraining:
-    """Trains a learner on one task; ``steps`` goes on from the position, wherever it is.
+    """Trains a learner on one task; ``steps`` continues from the position, wherever it is.
 
     Args:
         learner: Has begun the task, and is on its device.
@@ -44,7 +44,7 @@ class TaskTraining:
         num_images: Images that they had, over all ranks.
         data_seconds: How long this rank has waited for them.
         step_seconds: How long its steps have taken, this included.
-        restored: What ``optimizer_tensors`` returned where training goes on.
+        restored: What ``optimizer_tensors`` returned, if training is resumed.
     """
 
     def __init__(
@@ -132,18 +132,18 @@ class TaskTraining:
         self.accelerator.free_memory()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Return what the optimizer keeps, as long as there are steps to take."""
+        """Return the state of the optimizer, as long as there are steps left."""
         return {} if self._taking is None or self.is_complete else self._taking.optimizer_tensors()
 
     def plan(self, steps: Sequence[Sequence[int]]) -> list[StepPlan]:
-        """Decide the draws of the steps that follow; nothing where the learner has no stream."""
+        """Decide the draws of the following steps; empty if the learner has no stream."""
         if self.planner is None:
             return []
         rows = [self.rows[list(positions)].tolist() for positions in steps]
         return self.planner.plan(rows, task=self.task.index, epoch=self.epoch, first_step=self.num_steps)
 
     def _take_step(self, take: TrainingStep, positions: list[int], batch: ViewBatch, waited: float) -> None:
-        """Take a step, and keep what is known of it."""
+        """Take a step and record it."""
         parts = take(batch, epoch=self.epoch, step=self.step, is_first=not self.num_steps)
         self.data_seconds += waited
         self.readings.add(

@@ -46,7 +46,7 @@ class TestImages:
         loaders: Bring the images.
     """
 
-    __test__ = False  # for pytest, which takes every such name for its own
+    __test__ = False  # for pytest, which would collect classes of such names
 
     def __init__(self, accelerator: Accelerator, loaders: Loaders) -> None:
         self.loaders = loaders

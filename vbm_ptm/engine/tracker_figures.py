@@ -1,4 +1,4 @@
-"""Figures that experiment trackers get at the end of a task, beside the numbers; without a tracker none is drawn."""
+"""Figures for experiment trackers at the end of a task, in addition to the numbers; none without a tracker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIGURES = {"accuracy matrix": matrix_figure, "task evolution": evolution_figure
 
 
 def log_figures(accelerator: Accelerator, matrix: AccuracyMatrix, *, step: int) -> None:
-    """Give the accuracies so far to the trackers, as pictures.
+    """Log the accuracies so far to the trackers as pictures.
 
     Args:
         accelerator: Knows the trackers.

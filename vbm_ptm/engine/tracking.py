@@ -1,4 +1,4 @@
-"""What a run says while it works: one JSON line per event, and a progress bar or plain lines on stderr."""
+"""The output of a run while it works: one JSON line per event, and a progress bar or plain lines on stderr."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ console = _LastingConsole(stderr=True, highlight=False, markup=False)
 
 @contextmanager
 def silenced(is_quiet: bool) -> Iterator[None]:
-    """Let the console show nothing inside the block, if that is asked for."""
+    """Show nothing on the console inside the block, if requested."""
     before, console.quiet = console.quiet, console.quiet or is_quiet
     try:
         yield
@@ -64,7 +64,7 @@ class RunLog:
         return self._file.tell() if self._file else 0
 
     def sync(self) -> None:
-        """Force what has been written to the disk: no checkpoint may know more of the log than the disk does."""
+        """Force what was written to the disk: no checkpoint may refer to more of the log than is on the disk."""
         if self._file:
             sync(self._file.fileno(), Path(self._file.name))
 

@@ -113,7 +113,7 @@ class Trainer:
         """Train on all tasks that are not finished; ``matrix`` and ``records`` hold the outcome.
 
         Raises:
-            TrainingInterrupted: The stop request came; ``progress`` says what is saved.
+            TrainingInterrupted: The run was asked to stop; ``progress`` says what is saved.
         """
         progress, tasks = self.progress, self.benchmark.scenario.tasks
         remaining = tasks[len(progress.records) :]

@@ -38,10 +38,10 @@ class TrainingStep:
         learner: Has begun the task, and is on its device.
         task: The task.
         recipe: The loss, and how the task is trained.
-        benchmark: Knows how views are normalised, and what classes are called.
+        benchmark: Normalisation of views, and class names.
         accelerator: Devices, ranks and precision.
         num_views: V.
-        restored: What ``optimizer_tensors`` returned, where training goes on.
+        restored: What ``optimizer_tensors`` returned, if training is resumed.
 
     Attributes:
         weak_logits: Of the step that was taken last, if the learner remembers logits: (G, K) in one part for each
@@ -72,7 +72,7 @@ class TrainingStep:
         load_optimizer_tensors(self._plain_optimizer, learner, restored)
         # A fresh wrapper per task: growing a module that is wrapped already would leave ranks unequal.
         with warnings.catch_warnings():
-            # Accelerate knows no other word for it yet.
+            # Accelerate has no replacement for it yet.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
             forward = _TrainingForward(learner, recipe.view_batch, num_views=num_views)
             self._model, self._optimizer = accelerator.prepare(forward, self._plain_optimizer)
@@ -97,7 +97,7 @@ class TrainingStep:
             batch: On the CPU.
             epoch: Epoch of the task, from 0.
             step: Step in the epoch, from 0.
-            is_first: It is the first step of the task, whose outputs are looked at more closely.
+            is_first: Whether it is the first step of the task, whose outputs are checked more closely.
         """
         rank = self._accelerator.process_index
         seed_step(
@@ -117,7 +117,7 @@ class TrainingStep:
         return parts
 
     def _update(self) -> Tensor:
-        """Apply the gradient, clipped, and forget it; return its norm before."""
+        """Clip, apply and clear the gradient; return its norm before clipping."""
         norm = self._clip_gradient()
         self._optimizer.step()
         self._learner.after_step()
@@ -156,7 +156,7 @@ class TrainingStep:
         return totals
 
     def _check(self, output: LearnerOutput, *, num_images: int, is_first: bool) -> None:
-        """Refuse what breaks the contract: everything at first, later on the names of terms alone."""
+        """Refuse what breaks the contract: everything in the first step, later only the names of terms."""
         if is_first:
             check_output(
                 output,
@@ -181,7 +181,7 @@ class TrainingStep:
 
 
 class _TrainingForward(nn.Module):
-    """All that DDP and autocast wrap; the learner itself stays as it is."""
+    """The module that DDP and autocast wrap; the learner itself stays unwrapped."""
 
     def __init__(self, learner: Learner, view_batch: ViewBatchConfig, *, num_views: int) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class _TrainingForward(nn.Module):
     def forward(
         self, images: Tensor, labels: Tensor, replays: tuple[Replay, ...], slots: Tensor | None = None
     ) -> LearnerOutput:
-        if slots is not None:  # a draw that has a pass of its own
+        if slots is not None:  # a draw with its own pass
             return self.learner.rehearse(Replay(images, labels, slots))
         rehearsal = self.learner.rehearsal
         more: tuple[Any, ...] = ()

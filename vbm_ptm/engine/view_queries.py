@@ -1,4 +1,4 @@
-"""Whose query chooses an image's prompts in training: the image's own, or that of the weak view of its group.
+"""Which query chooses an image's prompts in training: the image's own, or that of the weak view of its group.
 
 Shapes: G groups, V views, N = G * V images side by side in groups, D backbone width.
 """
@@ -15,7 +15,7 @@ from vbm_ptm.prompts.queries import Queries
 def view_queries(
     learner: Learner, images: Tensor, *, num_views: int, config: ViewBatchConfig
 ) -> Queries | None:
-    """Return queries (N,D) for a training forward; None where each image has its own, which the learner asks for.
+    """Return queries (N,D) for a training forward; None if each image has its own, which the learner computes.
 
     Args:
         learner: Of whose roles of a query at least one may be given to the weak view.

@@ -81,6 +81,6 @@ class AGEM(Learner):
 
 
 def projected(current: Tensor, past: Tensor) -> Tensor:
-    """Return a gradient (P,) without its component along another one if they conflict; never synchronises the device."""
+    """Return a gradient (P,) without its component along another if they conflict; never synchronises the device."""
     conflict = (current @ past).clamp(max=0)
     return current - conflict / (past @ past).clamp(min=torch.finfo(past.dtype).tiny) * past

@@ -36,8 +36,8 @@ class ExpandableConfig(LearnerConfig):
 
     Attributes:
         capacity: Exemplars in total, divided equally among the classes; 0 for none.
-        reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are re-initialised (the official
-            code does so after its warm-up); None for never.
+        reset_epoch: Epoch of each task, counted from 0, at whose beginning the classifiers are re-initialised (the
+            official code does so after its warm-up); None for never.
         balanced_epochs: Epochs of the last fit of the classifier, after each task but the first; 0 switches it off.
         balanced_learning_rate: Its rate; a tenth from half of the epochs on.
         balanced_batch_size: Its images per step.
