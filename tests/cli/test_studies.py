@@ -95,7 +95,7 @@ def test_dry_run__parts_are_disjoint_and_complete(say: Say) -> None:
             ["--only", "imagenet_r-*"],
             "the images of data set 'imagenet_r' are needed: dataset.path is not set",
         ),
-        (["--only", "imagenet_r-*"], "Say where they lie by --data NAME=PATH"),
+        (["--only", "imagenet_r-*"], "Give their places with --data NAME=PATH"),
         (["--data", "cifar100=/nowhere"], "data set 'cifar100': '/nowhere' does not exist"),
         (
             ["--only", "cifar100-*", "--weights", "/nowhere"],

@@ -515,7 +515,7 @@ def test_compose__says_what_is_wrong_with_a_learner_file(
 @pytest.mark.parametrize("key", ["dataset.path", "backbone.checkpoint"])
 def test_validate__names_a_home_that_is_not_there(key: str) -> None:
     (problem,) = problems_of(dataset="digits", learner="slca", overrides=[f"{key}=~nobody_here/x.pth"])
-    assert problem.startswith(f"{key}: '~nobody_here/x.pth' begins with the home of a user who is not known")
+    assert problem.startswith(f"{key}: '~nobody_here/x.pth' begins with the home of an unknown user")
     (problem,) = problems_of(dataset="~nobody_here/x", learner="slca")
     assert problem.startswith("data set: '~nobody_here/x' begins with the home")
 
