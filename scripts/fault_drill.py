@@ -1,4 +1,4 @@
-"""Kill real runs at random moments, go on with them, and compare each with a run that was never killed.
+"""Kill real runs at random moments, resume them, and compare each with a run that was never killed.
 
 Every run trains on the digits with the ViT in the package and saves itself after every step. Then every file of its
 checkpoints is damaged, and a run is let run into a full disk. Exit code 1 if anything differs.
@@ -175,7 +175,7 @@ def differences(cell: Cell, reference: Path, output: Path) -> list[str]:
 def drill(
     cell: Cell, reference: Path, seconds: float, output: Path, random_numbers: random.Random
 ) -> list[str]:
-    """Kill a run once, go on with it, compare; return a row of the table."""
+    """Kill a run once, resume it, compare; return a row of the table."""
     after = random_numbers.uniform(0, seconds)
     whom = random_numbers.choice(["rank", "launcher"]) if cell.ranks > 1 else "rank"
     where = kill(cell, output, after=after, whom=whom)
@@ -207,7 +207,7 @@ def damage(run: Path, random_numbers: random.Random) -> tuple[int, list[str]]:
 
 
 def fill_disk(cell: Cell, reference: Path, folder: Path) -> str:
-    """Let a run come to the end of a small disk, make the disk larger and go on; return what came of it."""
+    """Let a run fill a small disk, make the disk larger and resume; return the outcome."""
     folder.mkdir()
     size = sum(file.stat().st_size for file in (reference / "checkpoints/task_00").iterdir())
     mount = ["mount", "-t", "tmpfs", "-o", f"size={4 * size}", "none", str(folder)]

@@ -124,7 +124,7 @@ class TrainingInterrupted(Exception):  # noqa: N818 - being asked to stop is not
 
     Args:
         exit_code: 128 + signal number (130 for SIGINT, 143 for SIGTERM), or 0 for a planned stop.
-        message: What was saved and how to go on.
+        message: What was saved and how to continue.
     """
 
     def __init__(self, exit_code: int, message: str) -> None:
@@ -147,7 +147,7 @@ def describe_failure(error: Exception) -> str | None:
     if lost:
         return (
             f"another rank has left this run, or does not answer ({lost[0]}). Its own message says why. What is saved "
-            "is whole, and the run can go on from it."
+            "is intact, and the run can be resumed from it."
         )
     return advice and f"{first_line(error)}. {advice}"
 

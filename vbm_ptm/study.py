@@ -299,16 +299,16 @@ def execute(
     study: Sequence[PlannedRun] | None = None,
     skip_damaged: bool = False,
 ) -> Collected:
-    """Run what is not finished, go on with what is interrupted, and collect all into ``study.json``.
+    """Run what is not finished, resume what was interrupted, and collect all into ``study.json``.
 
-    A run that fails is named under "failed", and the others go on; on several ranks it ends the study, since the
+    A run that fails is named under "failed", and the others continue; on several ranks it ends the study, since the
     others may wait for the one that failed.
 
     Args:
         runs: What to run.
         output: Folder of the study.
         study: All runs of the study, where ``runs`` is a part of it: what is finished of them is collected.
-        skip_damaged: Let runs go on from their newest whole checkpoint, finished ones too if the last is damaged.
+        skip_damaged: Resume runs from their newest intact checkpoint, finished ones too if the last is damaged.
 
     Raises:
         UsageError: No run is possible.

@@ -40,7 +40,7 @@ class Survey:
 
     Attributes:
         facts: What a run will work on and what it will cost, as people read it.
-        warnings: What a run would go on with all the same.
+        warnings: Problems that would not stop a run.
         faults: What a run would stumble over, or what is most likely not meant.
         data: All that is known of the images, as it will stand in a result.
     """

@@ -39,7 +39,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def how_to_go_on(text: str) -> Iterator[None]:
-    """Say how to go on after an interruption."""
+    """Say how to continue after an interruption."""
     try:
         yield
     except TrainingInterrupted as interruption:

@@ -13,7 +13,7 @@ _NOBODY_READS = {errno.EPIPE, errno.EIO, errno.ENXIO, errno.ESHUTDOWN, errno.ECO
 
 
 def outlast_readers() -> None:
-    """Let a command go on where what it says cannot be shown any more.
+    """Let a command continue when its output can no longer be shown.
 
     A closed pipe or terminal swallows what is written. Messages, which no command depends on, may be lost on a full
     disk as well; results may not.

@@ -33,7 +33,7 @@ class TrainLoader:
 
         Args:
             epoch: From 0.
-            start_step: First step, other than 0 when a run goes on.
+            start_step: First step; not 0 when a run is resumed.
             replays: Draws of past samples for every step from the first one on, over all ranks; none if empty. Steps
                 behind the last one are not loaded.
         """

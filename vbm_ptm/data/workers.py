@@ -109,7 +109,7 @@ class ImageLoader:
         )
 
     def _start(self) -> Iterator[Any]:
-        """Start the workers, or go on without them where the system gives none."""
+        """Start the workers, or continue without them if the system refuses."""
         if not self._loader.num_workers:
             return iter(self._loader)
         before = set(multiprocessing.active_children())

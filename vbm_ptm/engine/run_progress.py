@@ -63,7 +63,7 @@ class RunProgress:
     Attributes:
         matrix: Accuracy counts of the finished tasks.
         records: What each of them took.
-        resumption: Of a task that was interrupted, until its training goes on.
+        resumption: Of a task that was interrupted, until its training continues.
         saved_steps: Steps of the task in progress that are saved.
     """
 

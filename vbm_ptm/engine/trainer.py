@@ -251,7 +251,7 @@ class Trainer:
         return time.monotonic() - began
 
     def _with_features(self, purpose: str, function: Callable[[Task, Features], None], task: Task) -> None:
-        """Let the learner do something with the task's images; every rank goes on with rank 0's tensors."""
+        """Let the learner work on the task's images; every rank continues with rank 0's tensors."""
         self.learner.eval()
         features = TaskFeatures(self.learner, task, accelerator=self.accelerator, loaders=self.loaders)
         with self._seeded(purpose, task):

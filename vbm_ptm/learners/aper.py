@@ -94,7 +94,7 @@ class APER(Learner):
         keep_class_sums(self, task, features)
 
     def allocate(self, task: Task, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Make room for the sums; the first session's head is gone."""
+        """Make room for the sums, and drop the head of the first session."""
         super().allocate(task, shapes)
         self.first_session.finish()
 

@@ -87,7 +87,7 @@ class TCIL(Learner):
         self.register_buffer("map_share", torch.zeros(()))
 
     def begin_task(self, task: Task) -> None:
-        """Freeze a copy of the newest backbone and the classifier as the teacher, and go on with new ones."""
+        """Freeze a copy of the newest backbone, and the classifier as the teacher; continue with new ones."""
         super().begin_task(task)
         if task.index:
             self.earlier.append(Teacher(backbone=self.backbone))

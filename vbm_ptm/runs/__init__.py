@@ -1,1 +1,1 @@
-"""A run: its directory, going on, its result, and what is done with a finished one."""
+"""Runs: their directories, resuming, results, and what is done with finished ones."""

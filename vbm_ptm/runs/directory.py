@@ -26,7 +26,7 @@ from vbm_ptm.storage.durable_files import remove_partials, write_file
 from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.run_result import RunResult, read_result
 
-# Settings that change how a run works but not what it computes: they may differ when it goes on.
+# Settings that change how a run works but not what it computes: they may differ when it is resumed.
 FREE_ON_RESUME = (
     *("data", "checkpoint", "device", "dataset.verify", "backbone.gradient_checkpointing"),
     *("trainer.log_every", "trainer.trackers", "trainer.rank_timeout_minutes", "trainer.stop_signals"),

@@ -1,4 +1,4 @@
-"""Going on: which checkpoint a run goes on from, and whether data and weights are still those it was made with."""
+"""Resuming: which checkpoint a run continues from, and whether data and weights are still those it was made with."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def newest_checkpoint(
 
 
 def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = False) -> None:
-    """Restore a learner for going on or measuring, after making sure that data and weights are the same.
+    """Restore a learner for resuming or measuring, after making sure that data and weights are the same.
 
     Args:
         setup: Holds the fresh learner, and the data as they are now.

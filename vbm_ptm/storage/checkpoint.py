@@ -153,7 +153,7 @@ class CheckpointStore:
 
         Args:
             learner: After ``end_task``.
-            state: What else the run needs to go on.
+            state: What else the run needs to be resumed.
         """
         index = learner.task.index
         checkpoint = self._write(self._task_path(index), learner, state, num_finished=index + 1)
@@ -171,7 +171,7 @@ class CheckpointStore:
 
         Args:
             learner: Between two steps.
-            state: What else the run needs to go on.
+            state: What else the run needs to be resumed.
             num_steps: Steps of the run so far.
             optimizer: What the optimizer keeps; empty at the end of training.
         """
@@ -214,7 +214,7 @@ class CheckpointStore:
         return sorted([*reversed(self._inside_tasks()), *tasks], key=age)
 
     def go_on_from(self, chosen: Checkpoint | None) -> None:
-        """Remove what a run that goes on from ``chosen`` has no use for: half-written files, later checkpoints."""
+        """Remove what a run that resumes from ``chosen`` does not need: half-written files, later checkpoints."""
         remove_partials(self.directory)
         remove_partials(self.directory / "statistics")
         if chosen is None:

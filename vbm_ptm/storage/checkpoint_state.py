@@ -19,7 +19,7 @@ READABLE_VERSIONS = (4, 5, FORMAT_VERSION)
 
 
 class RunState(Record):
-    """What a run needs, beside tensors, to go on or to be used.
+    """What a run needs, besides tensors, to be resumed or used.
 
     Attributes:
         class_names: By class index.

@@ -48,7 +48,7 @@ class RetentionPosition(Record):
 
 
 class TaskPosition(Record):
-    """Where training goes on.
+    """Where training continues.
 
     Attributes:
         epoch: Epoch of the next step, from 0.
