@@ -491,7 +491,7 @@ def test_load_image_dataset__validation_leaves_the_test_split_alone(tmp_path: Pa
     assert (len(tuning.train), len(tuning.test)) == (14, 6)
     assert sorted(sources(tuning.train) + sources(tuning.test)) == sorted(sources(whole.train))
     assert tuning.test.name == "test"
-    assert "test split is not touched" in tuning.record.held_out
+    assert "test split is not used" in tuning.record.held_out
     assert tuning.split_sha256 != whole.split_sha256
 
 
@@ -504,7 +504,7 @@ def test_load_image_dataset__validation_of_a_flat_folder_never_sees_a_test_image
     tuning = load(tmp_path, on_bad_image="skip", validation_fraction=0.25)
     assert sorted(sources(tuning.train) + sources(tuning.test)) == sorted(sources(whole.train))
     assert not set(sources(tuning.test)) & set(sources(whole.test))
-    assert "held out for testing are not touched" in tuning.record.held_out
+    assert "held out for testing are not used" in tuning.record.held_out
 
 
 def test_load_image_dataset__few_training_images_are_the_same_ones_everywhere(tmp_path: Path) -> None:

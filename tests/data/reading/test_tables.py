@@ -265,7 +265,7 @@ def test_test_split__that_is_not_used_is_not_judged(tmp_path: Path) -> None:
     assert "2 of 2 rows" in refusal(tmp_path)
     found = load(tmp_path, validation_fraction=0.25)
     assert (len(found.train), len(found.test)) == (6, 2)
-    assert "is not touched" in (found.record.held_out or "")
+    assert "is not used" in (found.record.held_out or "")
 
 
 # Forms of images
