@@ -186,7 +186,7 @@ def test_evaluate__takes_the_class_order_from_the_checkpoint(
     assert json.loads(capsys.readouterr().out)["equals_training"] is True
     other_order = changed_copy(finished, tmp_path / "order", class_order_seed=1)
     assert main(["evaluate", str(other_order)]) == 2
-    assert "stand in another order" in capsys.readouterr().err
+    assert "are in another order" in capsys.readouterr().err
 
 
 def test_evaluate__after_test_images_of_a_class_are_gone(

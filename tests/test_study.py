@@ -246,7 +246,7 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     assert execute(planned(moved), output=tmp_path / "out").rows == collected.rows
     image = next((tmp_path / "moved").glob("train/*/*.png"))
     image.rename(image.with_name("other.png"))
-    with pytest.raises(UsageError, match=r"made with other data than lie at .*the images or their split"):
+    with pytest.raises(UsageError, match=r"made with other data than those at .*the images or their split"):
         collect_finished(planned(moved))
     shutil.rmtree(tmp_path / "moved")
     assert collect_finished(planned(moved)) == collected

@@ -190,7 +190,7 @@ def test_verify__command(changed: Path, tmp_path: Path, capsys: pytest.CaptureFi
     (changed / "result.json").write_text("{}")
     assert main(["verify", str(changed)]) == 1
     assert main(["verify", str(tmp_path)]) == 2
-    assert "no run directory" in capsys.readouterr().err
+    assert "not a run directory" in capsys.readouterr().err
     assert main(["verify", str(changed), "--set", "dataset.path=x"]) == 2
     assert "--evaluate" in capsys.readouterr().err
 

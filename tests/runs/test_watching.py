@@ -105,7 +105,7 @@ def test_watcher__tells_what_moves_from_what_does_not(unfinished: Callable[..., 
         assert is_held(path / ".lock") is True
         quiet = RunWatcher(path).look()
         assert quiet.state == "quiet"
-        assert f"process {os.getpid()} lives" in quiet.note
+        assert f"process {os.getpid()} is alive" in quiet.note
         age(path, 1)
         assert RunWatcher(path).look(is_thorough=True).state == "running"
     age(path, 500)
@@ -148,7 +148,7 @@ def test_watcher__waits_for_a_run_that_has_not_begun(unfinished: Callable[..., P
 def test_watcher__refuses_what_is_no_run(tmp_path: Path, two_runs: tuple[Path, Path]) -> None:
     (tmp_path / "notes.txt").write_text("no run")
     for path, message in (
-        (tmp_path, "no run directory"),
+        (tmp_path, "not a run directory"),
         (tmp_path / "notes.txt", "is a file"),
         (two_runs[0].parent, "holds several runs"),
     ):

@@ -70,7 +70,7 @@ def called(name: str | None, path: str | Path | None) -> str:
 def no_such_file(path: str | Path | None) -> str:
     """Say that there is no file at a path, and where a link there leads to."""
     if path is not None and os.path.islink(path):
-        return f"it is a link to '{os.readlink(path)}', which does not exist"
+        return f"there is no such file: it is a link to '{os.readlink(path)}', which does not exist"
     return "there is no such file"
 
 

@@ -75,7 +75,7 @@ def test_read_lists__takes_patterns_in_order_and_hashes_every_file(tmp_path: Pat
         ("s.csv", b"path,split\n1.jpg,val\n", r"row 2: the split is 'val'; allowed: train, test"),
         ("s.csv", b"path,split\n1.jpg\n", "row 2: 1 values for 2 columns"),
         ("s.csv", b"path,split\n", "names no image"),
-        ("s.csv", b'path,split\n"1.jpg,train\n', "is no CSV"),
+        ("s.csv", b'path,split\n"1.jpg,train\n', "is not a CSV file"),
         ("s.csv", b"", "no column 'path', 'split'"),
         ("a.csv", b"path,split\n1.jpg,train\n", r"give it as dataset\.split_file"),
         ("a.txt", b"\n", "names no image"),
