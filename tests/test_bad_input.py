@@ -348,7 +348,7 @@ def test_evaluate_and_predict__need_a_run(
     shutil.copy(finished / "config.yaml", untrained)
     for command, *more in (["evaluate"], ["predict", image]):
         assert re.search("is not a run|neither a run", refused(command, str(tmp_path), *more))
-        assert "holds no finished task yet" in refused(command, str(untrained), *more)
+        assert "has no finished task yet" in refused(command, str(untrained), *more)
         said = refused(command, str(finished), *more, "--task", "4")
         assert "has no checkpoint of task 4; there is one of task 1, 2, 3" in said
 

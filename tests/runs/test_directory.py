@@ -161,7 +161,7 @@ def test_result__is_read_or_told_to_be_damaged(written: RunDirectory) -> None:
 def test_config__belongs_to_a_run(tmp_path: Path, written: RunDirectory) -> None:
     with pytest.raises(UsageError, match=r"is not a run directory: it has no config\.yaml"):
         RunDirectory(tmp_path).config()
-    with pytest.raises(UsageError, match="holds no finished task yet"):
+    with pytest.raises(UsageError, match="has no finished task yet"):
         written.checkpoint()
     shutil.copy(written.path / "config.yaml", tmp_path / "config.yaml")
     with (tmp_path / "config.yaml").open("a") as file:

@@ -131,7 +131,7 @@ def test_evaluate__of_a_run_without_a_finished_task(toy_tree: Callable[..., Tree
     with directory.claimed(compose(tree=toy_tree()).validate(), resume=False):
         pass
     for use in (evaluate, load, export):
-        with pytest.raises(UsageError, match="holds no finished task yet; train at least one"):
+        with pytest.raises(UsageError, match="has no finished task yet; train at least one"):
             use(directory.path)
 
 
