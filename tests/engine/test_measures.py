@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_runs import depth_for
 from torch import Tensor
 
 from vbm_ptm.data.benchmark import Benchmark
@@ -114,9 +115,13 @@ def test_fit__measuring_leaves_no_trace(
     states = []
     for measures in ({}, {"evaluate_every_epoch": True, "feature_drift": True}):
         run = new_run(
-            new_learner(name, depth=6), benchmark_of_three, num_views=2, epochs=4, name=f"{name} {len(states)}",
+            new_learner(name, depth=depth_for(name)),
+            benchmark_of_three,
+            num_views=2,
+            epochs=4,
+            name=f"{name} {len(states)}",
             trainer=measures,
-        )  # fmt: skip
+        )
         run.trainer.fit()
         states.append(weights(run.trainer.learner))
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

@@ -424,9 +424,13 @@ class TestReproducibility:
 
         What trains in the first task alone is stopped inside that, too.
         """
+
+        def fresh() -> Learner:
+            return new_learner(learner_name, depth=depth_for(learner_name))
+
         optimizer = "adam" if learner_name in PROMPT_LEARNERS else "sgd"
         settings = {"num_views": 2, "optimizer": optimizer, "log_every": 3}
-        whole = new_run(new_learner(learner_name, depth=6), benchmark_of_three, name="whole", **settings)
+        whole = new_run(fresh(), benchmark_of_three, name="whole", **settings)
         expected = fitted(whole)
         trained_tasks = whole.trainer.learner.config.trained_tasks
         all_places: dict[str, list[tuple[int, int | None]]] = {
@@ -436,14 +440,14 @@ class TestReproducibility:
         }
         if trained_tasks == "first":
             for step in (3, None):
-                learner = new_learner(learner_name, depth=6)
+                learner = fresh()
                 run = new_run(learner, benchmark_of_three, goes_on=step is None, **settings)
                 stopped_at(learner, 0, None if step is None else step)
                 with run.stop.listening(), pytest.raises(TrainingInterrupted):
                     run.trainer.fit()
                 assert run.trainer.progress.saved_steps == (step or 4)
         first = new_run(
-            new_learner(learner_name, depth=6),
+            fresh(),
             benchmark_of_three,
             stop_after_task=1,
             goes_on=trained_tasks == "first",
@@ -452,7 +456,7 @@ class TestReproducibility:
         with pytest.raises(TrainingInterrupted, match="after task 1 as planned"):
             first.trainer.fit()
         for task, step in all_places[trained_tasks]:
-            learner = new_learner(learner_name, depth=6)
+            learner = fresh()
             run = new_run(learner, benchmark_of_three, goes_on=True, **settings)
             done = run.trainer.progress.saved_steps if len(run.trainer.records) == task else 0
             stopped_at(learner, task, None if step is None else step - done)
@@ -461,7 +465,7 @@ class TestReproducibility:
             assert len(run.trainer.records) == task
             all_steps = run.trainer.plans.num_steps(benchmark_of_three.scenario.tasks[task])
             assert run.trainer.progress.saved_steps == (step or all_steps)
-        last = new_run(new_learner(learner_name, depth=6), benchmark_of_three, goes_on=True, **settings)
+        last = new_run(fresh(), benchmark_of_three, goes_on=True, **settings)
         assert are_equal(fitted(last), expected)
         assert last.trainer.matrix.to_dict() == whole.trainer.matrix.to_dict()
         assert untimed(last.trainer.records) == untimed(whole.trainer.records)
@@ -752,7 +756,7 @@ class TestEveryLearner:
     def test_parameter_counts__add_up(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, learner_name: str
     ) -> None:
-        learner = new_learner(learner_name, depth=6)
+        learner = new_learner(learner_name, depth=depth_for(learner_name))
         learner.begin_task(benchmark_of_three.scenario.tasks[0])
         counts = parameter_counts(learner)
         assert sum(counts.values()) == sum(parameter.numel() for parameter in learner.parameters())
