@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -575,10 +576,10 @@ def test_help__is_shown_without_arguments(capsys: pytest.CaptureFixture[str]) ->
 
 def test_main__lets_errors_of_the_program_through(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise OSError(5, os.strerror(5))
+        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
     monkeypatch.setattr("vbm_ptm.check.preflight.survey", broken)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match="Inappropriate ioctl"):
         main(["check", "--dataset", "digits", "--learner", "slca"])
 
 

@@ -437,7 +437,7 @@ def test_plan_study__runs_every_line_on_every_data_set_pairs_side_by_side(tmp_pa
     study = write_study(file, runs=runs, dataset=None, datasets=["digits", "cifar100"], seeds=[1, 2])
     planned = plan_study(study, output=Path("out"))
     assert [(item.label, item.config.seed, item.line) for item in planned] == [
-        *((f"{name}-tune-num_views={views}", seed, "tune") for name in ("digits", "cifar100")
+        *((f"{name}-tune-num_views={views}", seed, f"tune-num_views={views}") for name in ("digits", "cifar100")
           for seed in (1, 2) for views in (1, 2)),
         *(("nearest_mean", seed, "nearest_mean") for seed in (1, 2)),
     ]  # fmt: skip
