@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash scripts/test.sh                          the quick tests: one process each, about two minutes on two idle cores
+# bash scripts/test.sh                          the quick tests: one process each, about a minute and a half on two idle cores
 # bash scripts/test.sh --full                   these with the coverage floor, then whole runs, several processes, a wheel
 # bash scripts/test.sh tests/data -k sampler    what pytest's own arguments select, slow tests included
 set -euo pipefail
