@@ -60,6 +60,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "tcil": {"capacity": 9, "reset_epoch": 1},
     "expandable": {"capacity": 9, "reset_epoch": 1, "balanced_epochs": 2},
     "slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8},
+    "ran_pac": {"ridges": (1.0, 10.0)},  # 1e-8 on the diagonal of a Gram matrix of 9 images blows rounding up to 1e-6
 }
 
 # Training and test images of every class; classes of every task. Together tasks of 1, 2, 3, 7 and 8 samples, whose
@@ -282,6 +283,8 @@ def test_fit__is_the_same_on_two_ranks(
     bound = {("float64", "sgd"): 1e-10, ("float64", "adam"): 1e-10, ("float32", "sgd"): 1e-5}.get(
         (cell.precision, cell.optimizer), 1e-3
     )
+    if cell.on_resnet and cell.learner not in {"er", "icarl", "der_pp"}:
+        bound = 1e-9  # batch norm of few images divides by small variances
     assert set(first["state"]) == set(alone["state"])
     for key, tensor in alone["state"].items():
         assert torch.equal(first["state"][key], second["state"][key])
