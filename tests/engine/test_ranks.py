@@ -60,7 +60,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "tcil": {"capacity": 9, "reset_epoch": 1},
     "expandable": {"capacity": 9, "reset_epoch": 1, "balanced_epochs": 2},
     "slca": {"alignment_epochs": 2, "alignment_samples_per_class": 8},
-    "ran_pac": {"ridges": (1.0, 10.0)},  # 1e-8 on the diagonal of a Gram matrix of 9 images blows rounding up to 1e-6
+    # 1e-8 on the diagonal of a Gram matrix of 9 images blows rounding up to 1e-6.
+    "ran_pac": {"ridges": (1.0, 10.0)},
 }
 
 # Training and test images of every class; classes of every task. Together tasks of 1, 2, 3, 7 and 8 samples, whose
