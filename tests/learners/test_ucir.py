@@ -49,3 +49,24 @@ def test_ucir__weighs_the_change_of_direction_by_the_numbers_of_classes(
         output.auxiliary["margin"],
         missing_margin(cosines, labels, num_known=2, margin=0.5, num_rivals=2),
     )
+
+
+def test_ucir__gives_rows_of_new_classes_the_direction_of_their_mean_features(
+    build: Callable[..., Learner],
+) -> None:
+    learner = build("ucir", capacity=0)
+    learner.begin_task(TASKS[0])
+    learner.prepare_task(TASKS[0], lambda: None)  # the first rows are drawn: nothing is looked at
+    learner.end_task(TASKS[0], lambda: None)
+    learner.begin_task(TASKS[1])
+    before = learner.head.weight.detach().clone()
+    width = before.shape[1]
+    values = torch.zeros(3, width)
+    values[0, 0], values[1, 1], values[2, 2] = 2.0, 5.0, 1.0
+    learner.prepare_task(TASKS[1], lambda: (values, torch.tensor([2, 2, 3]), torch.arange(3)))
+    after = learner.head.weight.detach()
+    norm = before[:2].norm(dim=1).mean()
+    expected = torch.zeros(2, width)
+    expected[0, :2], expected[1, 2] = norm / math.sqrt(2), norm  # lengths of features do not count
+    torch.testing.assert_close(after[2:4], expected)
+    assert torch.equal(after[[0, 1, 4]], before[[0, 1, 4]])  # one class has no image here

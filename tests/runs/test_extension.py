@@ -234,7 +234,7 @@ def test_extend__takes_settings_of_the_new_task_alone(
     )
     assert (config.optimization.epochs, config.dataset.name) == (6, "six")
     for item in ("learner.name=l2p", "scenario.num_tasks=3", "dataset.transforms.crop_scale=[1, 1]"):
-        with pytest.raises(UsageError, match="an extension keeps what the run was made with"):
+        with pytest.raises(UsageError, match="an extension keeps the settings of the run"):
             extension_config(tmp_path / "first", dataset=str(new_folder), overrides=[item])
     tree = config.model_dump(mode="json")
     tree["learner"] = {"name": "linear_probe"}

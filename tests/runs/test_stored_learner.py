@@ -122,7 +122,7 @@ def test_evaluate__finds_data_and_weights_that_have_moved(
     assert next(predict(tmp_path / "run", [image], overrides=moved[2:])).path == image
     assert (tmp_path / "run/config.yaml").read_bytes() == stored
     for other in ("learner.name=l2p", "dataset.name=x", "dataset.test_fraction=0.5", "nonsense"):
-        with pytest.raises(UsageError, match="the run is run is finished"):
+        with pytest.raises(UsageError, match="the run is finished"):
             evaluate(tmp_path / "run", overrides=[*moved, other])
 
 

@@ -6,8 +6,9 @@ scaled cosines, where rows of earlier classes are not trained, features are held
 before the task gave them, with the weight ``distillation_weight * sqrt(n_old / n_new)``, and the cosine of an
 exemplar's class is to exceed the largest ones of new classes by a margin.
 
+Before the first step of a task, the rows of its classes are set to the direction of their mean features.
+
 Differs from the official code in:
-  - Rows of new classes are drawn, not set to the mean features of the class.
   - The margin is averaged over all images of a step, those of new classes counting nothing; the code averages over
     exemplars alone.
   - The network keeps its last ReLU, as any backbone does, and has no fine-tuning on exemplars.
@@ -43,6 +44,7 @@ class UCIRConfig(LearnerConfig):
         margin_weight: Weight of the margin.
     """
 
+    feature_passes: ClassVar[int] = 2
     has_teacher: ClassVar[bool] = True
     name: str = "ucir"
     capacity: int = Field(default=2000, ge=0)
@@ -78,6 +80,15 @@ class UCIR(Learner):
         if task.index:
             self.teacher.hold(backbone=self.backbone)
         self.head.widen(task.num_seen_classes)
+
+    def prepare_task(self, task: Task, features: Features) -> None:
+        """Give the rows of new classes the direction of their mean features, and the mean norm of earlier rows."""
+        if task.index:
+            values, labels, _ = features()
+            norm = self.head.weight[: self.num_known_classes].norm(dim=1).mean()
+            for column in labels.unique().tolist():
+                mean = F.normalize(values[labels == column], dim=1).mean(0)
+                self.head.weight.data[column] = norm * F.normalize(mean, dim=0).to(self.head.weight)
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the change of direction and the missing margin."""
