@@ -172,7 +172,12 @@ def test_run__refuses_the_checkpoint_of_another_run(toy_tree: Callable[..., Tree
 @pytest.mark.slow
 def test_run__a_session_that_is_known_is_not_missed(tmp_path: Path) -> None:
     """Sessions of the digits look alike, so that some images are sent to another one's head."""
-    overrides = ["view_batch.num_views=1", "optimization.epochs=1", "scenario.num_tasks=5"]
+    overrides = [
+        "view_batch.num_views=1",
+        "optimization.epochs=1",
+        "scenario.num_tasks=5",
+        "backbone.image_size=32",
+    ]
     config = compose(dataset="digits", learner="s_iprompt", overrides=overrides).validate()
     metrics = run(config, output=tmp_path / "run")["metrics"]
     told, guessed = (

@@ -423,7 +423,9 @@ def test_learner__a_training_step_does_not_wait_for_the_device(in_second_task: L
 def live_bytes() -> int:
     """Return the bytes of all tensors that anything refers to, each storage once; a compiler's have no memory."""
     gc.collect()
-    storages = [value.untyped_storage() for value in gc.get_objects() if type(value) in (Tensor, torch.nn.Parameter)]
+    storages = [
+        value.untyped_storage() for value in gc.get_objects() if type(value) in (Tensor, torch.nn.Parameter)
+    ]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
