@@ -54,6 +54,7 @@ LEARNERS: dict[str, dict[str, str]] = {
     "er": RESNET | {"learner.capacity": "50"},
 }
 POLL_SECONDS = 0.1
+NUM_SPANS = 10
 # An empty folder for kernels that torch makes when it is imported, and means to stay.
 CACHE_OF_TORCH = "torchinductor_"
 # How much more room JSON takes as objects, which are there while it is written.
@@ -105,12 +106,15 @@ class Soak:
 def slope(values: list[int] | list[float]) -> float:
     """Return by how much a quantity grows with every task once the first fifth of them is over (at least 5).
 
-    It is the median of the slopes between all pairs of tasks (Theil-Sen): the allocator takes a few MiB at once now and
-    then, which a line of least squares takes for growth if it happens late.
+    The steady tasks are cut into spans of equal length, and each is known by its largest value, since a worker may be
+    seen before it is fully grown. The slope is the median of those between all pairs of spans (Theil-Sen): the
+    allocator takes a few MiB at once now and then, which a line of least squares takes for growth if it happens late.
     """
     steady = values[max(5, len(values) // 5) :]
-    pairs = itertools.combinations(enumerate(steady), 2)
-    return statistics.median([(late - early) / (j - i) for (i, early), (j, late) in pairs] or [0.0])
+    length = max(1, len(steady) // NUM_SPANS)
+    heights = [max(steady[start : start + length]) for start in range(0, len(steady) - length + 1, length)]
+    pairs = itertools.combinations(enumerate(heights), 2)
+    return statistics.median([(late - early) / (j - i) / length for (i, early), (j, late) in pairs] or [0.0])
 
 
 def write_images(root: Path, num_classes: int) -> None:

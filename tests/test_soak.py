@@ -67,6 +67,11 @@ def test_problems__are_growth_hangs_failures_and_what_is_left(soak: ModuleType) 
     ]
     step = [900_000] * 40 + [904_000] * 10  # an allocator takes a few MiB at once
     assert soak.Soak("er", 2, code=0, main_kib=step, worker_kib=step).problems(50) == []
+    young = [487_000, 503_000, 487_000, 503_000, 503_000] * 5 + [
+        503_000
+    ] * 25  # some are seen before they have grown
+    assert soak.Soak("er", 2, code=0, main_kib=[900_000] * 50, worker_kib=young).problems(50) == []
+    assert soak.slope([kib + 200 * task for task, kib in enumerate(young)]) == pytest.approx(200)
     known = [200.0 * task for task in range(10)]
     assert (
         soak.Soak("er", 2, code=0, main_kib=leaking, worker_kib=leaking, stored_kib=known).problems(10) == []
