@@ -50,6 +50,7 @@ VIEWED = {
     "bic": {"capacity": 30, "held_out": 0.4},
     "expandable": {"capacity": 24, "balanced_epochs": 2, "reset_epoch": 0},
     "wa": {"capacity": 24},
+    "ucir": {"capacity": 24},
     "fdr": {"capacity": 16, "draw_size": 4},
     "er": {"capacity": 16, "draw_size": 4},
     "der_pp": {"capacity": 16, "draw_size": 6},

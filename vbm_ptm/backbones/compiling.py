@@ -47,7 +47,7 @@ def check_compiler(device_type: str) -> None:
         UsageError: One message with what is missing.
     """
     if device_type == "cuda":
-        missing = [name for name in ("triton",) if importlib.util.find_spec(name) is None]
+        missing = [] if importlib.util.find_spec("triton") else ["triton"]
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
             missing.append("a C compiler (cc, gcc or clang)")
         problem = " and ".join(missing)

@@ -29,6 +29,7 @@ from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import CosineHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
+from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher
 from vbm_ptm.replay import ExemplarSet, Rehearsal
 
@@ -44,7 +45,6 @@ class UCIRConfig(LearnerConfig):
         margin_weight: Weight of the margin.
     """
 
-    feature_passes: ClassVar[int] = 2
     has_teacher: ClassVar[bool] = True
     name: str = "ucir"
     capacity: int = Field(default=2000, ge=0)
@@ -52,6 +52,10 @@ class UCIRConfig(LearnerConfig):
     margin: float = Field(default=0.5, ge=0)
     num_rivals: int = Field(default=2, ge=1)
     margin_weight: float = Field(default=1.0, ge=0)
+
+    def viewed_images(self, sizes: TaskSizes) -> int:
+        """Return the images whose features give new rows, from the second task on, beside those for herding."""
+        return super().viewed_images(sizes) + (sizes.task_index > 0) * sum(sizes.own)
 
     @property
     def rehearsal(self) -> Rehearsal:
