@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from typing import Any
 import pytest
 
 from vbm_ptm.storage import durable_files
-from vbm_ptm.storage.durable_files import remove_partials, write_directory, write_file, write_json
+from vbm_ptm.storage.durable_files import (
+    remove_directory,
+    remove_partials,
+    write_directory,
+    write_file,
+    write_json,
+)
 
 
 def test_write_json__replaces_a_file_at_once(tmp_path: Path) -> None:
@@ -48,6 +55,25 @@ def test_remove_partials__removes_what_a_killed_process_left(tmp_path: Path) -> 
     remove_partials(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".kept"]
     remove_partials(tmp_path / "absent")
+
+
+def test_remove_directory__is_seen_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_directory(tmp_path / "folder", {"a": b"", "b": b""})
+
+    def killed(path: Path) -> None:
+        (path / "a").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_directory(tmp_path / "folder")
+    assert [path.name for path in tmp_path.glob("[!.]*")] == []
+    write_directory(tmp_path / "folder", {"a": b"", "b": b""})
+    remove_directory(tmp_path / "folder")  # what the killed process left is in nobody's way
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["a directory", "a file"])

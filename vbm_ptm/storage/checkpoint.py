@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,13 @@ from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.settings import Settings
 from vbm_ptm.storage.checkpoint_state import FORMAT_VERSION, READABLE_VERSIONS, CheckpointState, RunState
-from vbm_ptm.storage.durable_files import as_json, remove_partials, write_directory, write_file
+from vbm_ptm.storage.durable_files import (
+    as_json,
+    remove_directory,
+    remove_partials,
+    write_directory,
+    write_file,
+)
 from vbm_ptm.storage.save_schedule import check_interval
 from vbm_ptm.storage.tensor_prints import combined, fingerprints
 
@@ -158,10 +163,10 @@ class CheckpointStore:
         index = learner.task.index
         checkpoint = self._write(self._task_path(index), learner, state, num_finished=index + 1)
         for path in self._inside_tasks():
-            shutil.rmtree(path)
+            remove_directory(path)
         if self.keep == "last" or (self.keep == "auto" and not learner.backbone_is_frozen):
             for old in self.tasks()[:-2]:
-                shutil.rmtree(self._task_path(old))
+                remove_directory(self._task_path(old))
         return checkpoint
 
     def save_inside_task(
@@ -179,7 +184,7 @@ class CheckpointStore:
         if not path.exists():
             self._write(path, learner, state, num_finished=learner.task.index, optimizer=optimizer)
         for old in self._inside_tasks()[:-2]:
-            shutil.rmtree(old)
+            remove_directory(old)
 
     def tasks(self) -> list[int]:
         """Return the indices of the finished tasks with a checkpoint, in order."""
@@ -227,10 +232,10 @@ class CheckpointStore:
             logger.warning(
                 "removing %s, which is newer than the checkpoint that the run continues from", path
             )
-            shutil.rmtree(path)
+            remove_directory(path)
         if chosen.is_finished:  # these lie in its task
             for path in self._inside_tasks():
-                shutil.rmtree(path)
+                remove_directory(path)
 
     def _write(
         self,

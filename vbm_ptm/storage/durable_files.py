@@ -62,9 +62,10 @@ def write_file(path: Path, content: bytes) -> None:
 def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a directory of files, in the place of one of that name."""
     with _partial(path) as partial:
-        for stale in (partial, path):
-            if stale.exists():
-                shutil.rmtree(stale)
+        if path.exists():
+            remove_directory(path)
+        if partial.exists():
+            shutil.rmtree(partial)
         partial.mkdir(parents=True)
         for name, content in files.items():
             _write_synced(partial / name, content)
@@ -73,8 +74,16 @@ def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
     _sync_directory(path.parent)
 
 
+def remove_directory(path: Path) -> None:
+    """Remove a directory such that a process killed meanwhile leaves all of it, or a partial that nobody reads."""
+    partial = _partial_name(path)
+    _remove(partial)
+    path.rename(partial)
+    shutil.rmtree(partial)
+
+
 def remove_partials(directory: Path) -> None:
-    """Remove what a process that was killed has left half-written in a directory."""
+    """Remove what a process that was killed has left half-written, or half-removed, in a directory."""
     for stale in directory.glob(".*.partial"):
         _remove(stale)
 
@@ -82,12 +91,16 @@ def remove_partials(directory: Path) -> None:
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     """Give a temporary name beside ``path``; what stands there after an error is removed, to free its space."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial_name(path)
     try:
         yield partial
     except BaseException:
         _remove(partial)
         raise
+
+
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _remove(path: Path) -> None:
