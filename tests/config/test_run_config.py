@@ -620,3 +620,23 @@ def test_compose__refuses_a_multistep_schedule_without_steps() -> None:
         compose(
             dataset="digits", learner="finetune", overrides=["optimization.schedule=multistep"]
         ).validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("cifar100_podnet", [87, 0, 52, 58, 44]),
+        ("cifar100_podnet_2", [58, 30, 93, 69, 21]),
+        ("cifar100_podnet_3", [71, 54, 45, 32, 4]),
+    ],
+)
+def test_compose__cifar100_in_the_class_orders_of_podnet(name: str, first: list[int]) -> None:
+    """Labels of CIFAR-100 number its classes in alphabetical order."""
+    config = compose(dataset=name, learner="expandable").validate()
+    order = config.scenario.class_order
+    assert isinstance(order, tuple)
+    names = sorted(order)
+    assert len(set(names)) == config.dataset.num_classes == 100
+    assert names[0] == "apple"
+    assert names[-1] == "worm"
+    assert [names.index(each) for each in order[:5]] == first
