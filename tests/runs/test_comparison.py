@@ -3,60 +3,58 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from vbm_ptm.cli import main
 from vbm_ptm.errors import UsageError
-from vbm_ptm.experiment import run
 from vbm_ptm.runs.comparison import compare_runs
-
-pytestmark = pytest.mark.slow
-
-Tree = dict[str, Any]
 
 
 def differing(compared: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {section: changes for section, changes in compared.items() if changes}
 
 
-@pytest.fixture
-def runs(toy_tree: Callable[..., Tree], tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that makes a run with some changes of the toy configuration."""
-
-    def make(name: str, **changes: Any) -> Path:
-        tree = toy_tree("nearest_mean") | changes
-        run(tree, output=tmp_path / name)
-        return tmp_path / name
-
-    return make
+@pytest.fixture(name="two")
+def another_run(mean_run: Path, tmp_path: Path) -> Path:
+    """What another run with the same settings left, of which tests change what they will."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    for name in ("config.yaml", "result.json"):
+        shutil.copyfile(mean_run / name, folder / name)
+    return folder
 
 
 def test_compare_runs__shows_just_the_setting_that_was_changed(
-    runs: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    mean_run: Path, two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, two = (
-        runs("one"),
-        runs("two", view_batch={"num_views": 4}, optimization={"epochs": 4, "batch_size": 8}),
-    )
+    config = yaml.safe_load((two / "config.yaml").read_text())
+    config["view_batch"]["num_views"] = config["optimization"]["epochs"] = 4
+    (two / "config.yaml").write_text(yaml.safe_dump(config))
     expected = {
         "optimization.epochs": (2, 4),
         "view_batch.num_views": (2, 4),
     }
-    assert differing(compare_runs(one, two)) == {"settings": expected}
-    assert differing(compare_runs(one, one)) == {}
-    assert main(["diff", str(one), str(two)]) == 0
+    assert differing(compare_runs(mean_run, two)) == {"settings": expected}
+    assert differing(compare_runs(mean_run, mean_run)) == {}
+    assert main(["diff", str(mean_run), str(two)]) == 0
     shown = capsys.readouterr().out
     assert "view_batch.num_views" in shown
-    assert main(["diff", str(one), str(one)]) == 0
+    assert main(["diff", str(mean_run), str(two), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["optimization.epochs"] == [2, 4]
+    assert main(["diff", str(mean_run), str(mean_run)]) == 0
     assert capsys.readouterr().out == "no difference\n"
 
 
-def test_compare_runs__shows_versions_images_weights_and_machine(runs: Callable[..., Path]) -> None:
-    one, two = runs("one"), runs("two")
+def test_compare_runs__of_two_seeds_differ_in_these_alone(two_runs: tuple[Path, Path]) -> None:
+    assert differing(compare_runs(*two_runs)) == {"settings": {"seed": (1, 2)}}
+
+
+def test_compare_runs__shows_versions_images_weights_and_machine(mean_run: Path, two: Path) -> None:
     file = two / "result.json"
     result = json.loads(file.read_text())
     result["versions"]["torch"] = "1.0"
@@ -66,13 +64,13 @@ def test_compare_runs__shows_versions_images_weights_and_machine(runs: Callable[
     result["num_ranks"] = 2
     result["metrics"] = {}
     file.write_text(json.dumps(result))
-    compared = differing(compare_runs(one, two))
+    compared = differing(compare_runs(mean_run, two))
     assert compared["versions"]["torch"][1] == "1.0"
     assert set(compared["images and weights"]) == {"split SHA-256", "weights SHA-256"}
     assert compared["machine"] == {"num_ranks": (1, 2)}
     assert set(compared) == {"versions", "images and weights", "machine"}
     file.unlink()
-    assert compare_runs(one, two) == {"settings": {}}
+    assert compare_runs(mean_run, two) == {"settings": {}}
 
 
 def test_compare_runs__refuses_what_is_no_run(tmp_path: Path) -> None:

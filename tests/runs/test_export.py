@@ -27,8 +27,6 @@ from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export, push
 from vbm_ptm.runs.stored_learner import load, predict
 
-pytestmark = pytest.mark.slow
-
 Tree = dict[str, Any]
 
 
@@ -38,11 +36,11 @@ def images(toy_folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def finished(toy_tree: Callable[..., Tree], tmp_path: Path) -> Path:
-    run(toy_tree("nearest_mean"), output=tmp_path / "run")
-    return tmp_path / "run"
+def finished(mean_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(mean_run, tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", ["slca", "s_iprompt"])
 def test_export__predicts_bit_for_bit_without_run_data_or_weights(
     learner: str, toy_tree: Callable[..., Tree], images: list[Path], tiny_weights: Path, tmp_path: Path
@@ -138,6 +136,7 @@ def test_export__takes_weights_that_have_moved(finished: Path, tiny_weights: Pat
     assert export(finished, overrides=[f"backbone.checkpoint={moved}"]).is_dir()
 
 
+@pytest.mark.slow
 def test_model_card__is_metadata_that_the_hub_reads_and_code_that_runs(
     finished: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +265,7 @@ def test_push__says_what_is_missing(
         push(tmp_path, "somebody/digits")
 
 
+@pytest.mark.slow
 def test_load__imports_no_code_because_a_folder_says_so(
     toy_tree: Callable[..., Tree], images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
