@@ -60,10 +60,10 @@ def test_problems__are_growth_hangs_failures_and_what_is_left(soak: ModuleType) 
     kib = [900_000] * 10
     fine = soak.Soak("er", 2, code=0, main_kib=kib, worker_kib=kib, stored_kib=[5.0] * 10)
     assert fine.problems(10) == []
-    leaking = [900_000 + 200 * task for task in range(10)]
-    assert soak.slope(leaking) == 200
+    leaking = [900_000 + 1536 * task for task in range(10)]  # a network is kept for each
+    assert soak.slope(leaking) == 1536
     assert soak.Soak("er", 2, code=0, main_kib=leaking, worker_kib=kib).problems(10) == [
-        "main process: grows by 200 KiB a task"
+        "main process: grows by 1536 KiB a task"
     ]
     step = [900_000] * 40 + [904_000] * 10  # an allocator takes a few MiB at once
     assert soak.Soak("er", 2, code=0, main_kib=step, worker_kib=step).problems(50) == []
@@ -72,7 +72,7 @@ def test_problems__are_growth_hangs_failures_and_what_is_left(soak: ModuleType) 
     ] * 25  # some are seen before they have grown
     assert soak.Soak("er", 2, code=0, main_kib=[900_000] * 50, worker_kib=young).problems(50) == []
     assert soak.slope([kib + 200 * task for task, kib in enumerate(young)]) == pytest.approx(200)
-    known = [200.0 * task for task in range(10)]
+    known = [1200.0 * task for task in range(10)]
     assert (
         soak.Soak("er", 2, code=0, main_kib=leaking, worker_kib=leaking, stored_kib=known).problems(10) == []
     )
