@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import miniatures
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from vbm_ptm.cli import main
 from vbm_ptm.cli.reporting import page_at
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
-from vbm_ptm.reporting import find_runs, read_run, write_report
+from vbm_ptm.reporting import find, find_runs, read_run, write_report
+from vbm_ptm.runs.stored_learner import predict
 
 STORED = Path(__file__).parent / "storage" / "result.json"
 
@@ -138,12 +144,51 @@ def test_find_runs__of_a_study_are_named_by_its_lines(tmp_path: Path) -> None:
         find_runs(tmp_path / "nothing")
 
 
+def test_find__shows_the_test_images_that_are_classified_wrong(
+    toy_tree: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    images = miniatures.write_toy_folder(tmp_path / "images", [f"class_{index:02d}" for index in range(6)])
+    for number in range(2):  # seen to be wrong once class 5 is known, and from the beginning
+        shutil.copyfile(images / f"test/class_05/{number}.png", images / f"test/class_00/{number}.png")
+        shutil.copyfile(images / f"test/class_01/{number}.png", images / f"test/class_02/{number}.png")
+    tree = toy_tree("nearest_mean") | {"checkpoint": {"keep": "all"}}
+    tree["dataset"]["path"] = str(images)
+    tree["scenario"]["class_order"] = "natural"
+    run(tree, output=tmp_path / "run")
+    files = sorted((images / "test").rglob("*.png"))
+    guesses = [
+        [image.class_names[0] for image in predict(tmp_path / "run", files, top_k=1, task=task)]
+        for task in range(3)
+    ]
+    truth = [file.parent.name for file in files]
+    wrong = [row for row, guess in enumerate(guesses[-1]) if guess != truth[row]]
+    known = {row: sum(each[row] == truth[row] for each in guesses[:-1]) for row in wrong}
+    assert sorted(known.values()) == [0, 0, 2, 2]
+
+    found = find([read_run(tmp_path / "run", "one")])
+    assert found.notes == ()
+    said = {row: f"{truth[row]}, classified as {guesses[-1][row]}: " for row in wrong}
+    assert Counter(picture.caption for picture in found.forgotten) == Counter(
+        f"{said[row]}right after {count} earlier evaluations" for row, count in known.items() if count
+    )
+    assert Counter(picture.caption for picture in found.hardest) == Counter(
+        f"{said[row]}wrong in 1 of 1 runs" for row, count in known.items() if not count
+    )
+    shown = [picture.source.partition("base64,")[2] for picture in (*found.hardest, *found.forgotten)]
+    pixels = [np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))).tobytes() for text in shown]
+    assert sorted(pixels) == sorted(np.asarray(Image.open(files[row])).tobytes() for row in wrong)
+
+    files[0].unlink()
+    (note,) = find([read_run(tmp_path / "run", "one")]).notes
+    assert "Images are not shown: the images of 'toy' are not those that" in note
+
+
 @pytest.mark.slow
 def test_report__of_thirty_runs_of_twenty_tasks_is_small(
     toy_tree: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = miniatures.write_toy_folder(
-        tmp_path / "images", [f"class_{index:02d}" for index in range(40)], num_train=6, num_test=4
+        tmp_path / "images", [f"class_{index:02d}" for index in range(40)], num_train=2, num_test=2
     )
     tree = toy_tree("l2p")
     tree["dataset"]["path"] = str(images)

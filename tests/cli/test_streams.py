@@ -1,13 +1,16 @@
-"""Readers that leave: real pipes, real descriptors, in processes of their own."""
+"""Readers that leave: real pipes, real descriptors, most in processes of their own."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from vbm_ptm.cli.streams import outlast_readers
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -58,6 +61,36 @@ def test_outlast_readers__lets_a_command_go_on_and_succeed(command: str, tmp_pat
     assert (tmp_path / "file").read_text() == "done"
     assert "Traceback" not in done.stderr
     assert "BrokenPipeError" not in done.stderr
+
+
+def test_outlast_readers__swallows_what_nobody_reads_and_fails_once_on_a_full_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    with open("/dev/full", "w") as full, open(writing, "w") as unread:
+        for name, stream in (("stdout", full), ("stderr", unread)):
+            monkeypatch.setattr(sys, name, stream)
+            monkeypatch.setattr(sys, f"__{name}__", stream)
+        outlast_readers()
+        sys.stderr.write("caf\u00e9\n")
+        assert os.read(reading, 100) == "caf\u00e9\n".encode()
+        os.close(reading)
+        sys.stderr.write("lost\n")
+        with pytest.raises(OSError, match="No space left on device"):
+            sys.stdout.write("result\n")
+        sys.stdout.flush()  # as the interpreter does when it ends
+
+
+def test_outlast_readers__takes_closed_streams_and_leaves_those_of_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", own)
+    monkeypatch.setattr(sys, "stderr", None)
+    outlast_readers()
+    assert sys.stdout is own
+    with sys.stderr as nowhere:
+        assert nowhere.write("lost") == 4
 
 
 def test_outlast_readers__fails_where_results_cannot_be_written(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from vbm_ptm.check.preflight import survey
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.extending import extend
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.extension import default_output, extension_config
 from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, predict
-
-pytestmark = pytest.mark.slow
 
 Tree = dict[str, Any]
 
@@ -56,6 +55,7 @@ def hashes(directory: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_extend__once_and_twice_without_what_came_before(
     small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +131,7 @@ def test_extend__once_and_twice_without_what_came_before(
         evaluate(third, task=2)
 
 
+@pytest.mark.slow
 def test_extend__ends_where_a_run_with_all_tasks_would_have(
     small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_extend__ends_where_a_run_with_all_tasks_would_have(
     assert list(predict(tmp_path / "second", images)) == list(predict(tmp_path / "whole", images))
 
 
+@pytest.mark.slow
 def test_extend__goes_on_where_it_stopped(
     small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
 ) -> None:
@@ -163,23 +165,22 @@ def test_extend__goes_on_where_it_stopped(
         run(config, output=tmp_path / "stopped")
 
 
-def test_extend__known_classes_need_to_be_meant(small_tree: Callable[..., Tree], tmp_path: Path) -> None:
-    before = run(small_tree("nearest_mean"), output=tmp_path / "first")
+def test_extend__known_classes_need_to_be_meant(mean_run: Path, tmp_path: Path) -> None:
+    before = json.loads((mean_run / "result.json").read_text())
     more = str(write_toy_folder(tmp_path / "more", ["class_02", "class_12"]))
-    config = extension_config(tmp_path / "first", dataset=more)
     with pytest.raises(
         UsageError, match=r"1 of 2 classes were learned before: class_02\. .*scenario\.allow_known_classes"
     ):
-        run(config, output=tmp_path / "second")
+        extend(mean_run, dataset=more, output=tmp_path / "second")
     assert not (tmp_path / "second").exists()
-    config = extension_config(tmp_path / "first", dataset=more, is_more_data=True)
-    result = run(config, output=tmp_path / "second")
+    result = extend(mean_run, dataset=more, output=tmp_path / "second", is_more_data=True)
     assert result["class_names"] == [*before["class_names"], "class_12"]
-    assert result["tasks"][2] == ["class_12"]
-    assert result["accuracy_counts"]["rows"][2][2]["total"] == 8
-    assert evaluate(tmp_path / "second").to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][2]
+    assert result["tasks"][3] == ["class_12"]
+    assert result["accuracy_counts"]["rows"][3][3]["total"] == 8
+    assert evaluate(tmp_path / "second").to_dict()["rows"][-1] == result["accuracy_counts"]["rows"][3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", ["slca", "s_iprompt"])
 def test_extend__by_images_of_known_classes_alone(
     learner: str, small_tree: Callable[..., Tree], tmp_path: Path
@@ -193,6 +194,7 @@ def test_extend__by_images_of_known_classes_alone(
     assert result["task_records"][2]["num_steps"] == 2
 
 
+@pytest.mark.slow
 def test_extend__a_domain(small_tree: Callable[..., Tree], tmp_path: Path) -> None:
     """Without a domain of their own the new images are a domain called as the data set."""
     tree = small_tree("nearest_mean")
@@ -226,22 +228,23 @@ def test_extend__a_domain(small_tree: Callable[..., Tree], tmp_path: Path) -> No
 
 
 def test_extend__takes_settings_of_the_new_task_alone(
-    small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
+    mean_run: Path, new_folder: Path, tmp_path: Path
 ) -> None:
-    run(small_tree("nearest_mean"), output=tmp_path / "first")
     config = extension_config(
-        tmp_path / "first", dataset=str(new_folder), overrides=["optimization.epochs=6", "dataset.name=six"]
+        mean_run, dataset=str(new_folder), overrides=["optimization.epochs=6", "dataset.name=six"]
     )
     assert (config.optimization.epochs, config.dataset.name) == (6, "six")
+    assert default_output(mean_run, config) == mean_run.with_name("run+six")
     for item in ("learner.name=l2p", "scenario.num_tasks=3", "dataset.transforms.crop_scale=[1, 1]"):
         with pytest.raises(UsageError, match="an extension keeps the settings of the run"):
-            extension_config(tmp_path / "first", dataset=str(new_folder), overrides=[item])
+            extension_config(mean_run, dataset=str(new_folder), overrides=[item])
     tree = config.model_dump(mode="json")
     tree["learner"] = {"name": "linear_probe"}
-    with pytest.raises(UsageError, match=r"an extension keeps what .*first was made with: learner\.name"):
+    with pytest.raises(UsageError, match=r"an extension keeps what .*run was made with: learner\.name"):
         run(compose(tree=tree).validate(), output=tmp_path / "second")
 
 
+@pytest.mark.slow
 def test_extend__refuses_what_has_no_next_task(
     small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
 ) -> None:
@@ -255,6 +258,7 @@ def test_extend__refuses_what_has_no_next_task(
             extension_config(tmp_path / name, dataset=str(new_folder))
 
 
+@pytest.mark.slow
 def test_extend__coda_prompt_until_there_is_no_room(
     small_tree: Callable[..., Tree], new_folder: Path, tmp_path: Path
 ) -> None:
