@@ -54,6 +54,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 def seed_step(seed: int) -> None:
     """Seed all global generators, an accelerator's included, as the engine does before every training step."""
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # it would write down the call stack for each kind of accelerator that is not there
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
