@@ -143,9 +143,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _quick_garbage_collection() -> None:
     """Search nothing of what was imported: Accelerate collects after every task, pytest five times at the end."""
+    if gc.isenabled():  # not at the beginning, when there is nothing but imports
+        gc.collect()
     gc.freeze()
     gc.enable()
 
