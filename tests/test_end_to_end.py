@@ -23,7 +23,12 @@ WITH_ALL_TASKS = ("slca", "coda_prompt")
 SMALL = {
     "slca": ["learner.alignment_epochs=1", "learner.alignment_samples_per_class=4"],
     "coda_prompt": ["learner.pool_size=20"],
+    "hide_prompt": [
+        *("learner.alignment_epochs=1", "learner.num_centroids=2"),
+        *("learner.alignment_samples_per_class=4", "learner.identity_alignment_samples=4"),
+    ],
     "ran_pac": ["learner.projection_width=30"],
+    "slca_pp": ["learner.alignment_epochs=1", "learner.alignment_samples_per_class=4"],
     # The preset's initialization is one of ResNet-18's.
     "expandable": ["backbone.initialization=torch", "learner.balanced_epochs=1"],
     "tcil": ["backbone.initialization=torch"],

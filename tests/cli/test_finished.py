@@ -80,9 +80,9 @@ def test_export__ten_times_on_two_ranks_is_written_by_rank_0_alone(
     run(toy_tree("nearest_mean"), output=tmp_path / "run")
     folder = tmp_path / "exported"
     folder.mkdir()
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("fork")
     arguments = free_port, tmp_path / "run", folder, context.Barrier(2)
-    torch.multiprocessing.spawn(export_again_and_again, arguments, nprocs=2)
+    torch.multiprocessing.start_processes(export_again_and_again, arguments, nprocs=2, start_method="fork")
     own, other = (json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1))
     assert own == [[0, f"exported: {folder / str(number)}\n"] for number in range(10)]
     assert other == [[0, ""]] * 10
