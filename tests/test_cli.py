@@ -381,13 +381,11 @@ def test_train__is_interrupted_by_ctrl_c_with_a_learner_of_the_users_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_train__is_saved_when_terminated(
-    num_workers: int, named_folder: Path, tiny: list[str], tmp_path: Path
-) -> None:
+def test_train__is_saved_when_terminated(named_folder: Path, tiny: list[str], tmp_path: Path) -> None:
+    """With workers, to which the signal goes as well; without any, in tests/test_surroundings.py."""
     output = tmp_path / "run"
     more = ("--output", str(output), "--set", "trainer.max_steps_per_task=100000", "--set")
-    loading = ("--set", f"data.num_workers={num_workers}", "--set", "data.multiprocessing_context=fork")
+    loading = ("--set", "data.num_workers=2", "--set", "data.multiprocessing_context=fork")
     command = training(
         named_folder, tiny, *more, "optimization.epochs=100000", "--set", "trainer.log_every=1", *loading
     )
