@@ -46,7 +46,8 @@ def test_own_adapter__trains_goes_on_and_evaluates(
     slow_adapter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train, evaluate = (line.split()[1:] for line in block("bash").splitlines())
-    train += ["--set", "trainer.max_steps_per_task=2"]
+    short = ("trainer.max_steps_per_task=2", "dataset.train_images_per_class=9", "backbone.image_size=32")
+    train += [part for setting in short for part in ("--set", setting)]
     assert main([*train, "--stop-after-task", "1"]) == 0
     assert main([*train, "--resume", "--stop-after-task", "2"]) == 0
     assert main(evaluate) == 0

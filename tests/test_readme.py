@@ -44,7 +44,8 @@ def test_own_learner__trains_goes_on_and_evaluates(
 ) -> None:
     train, evaluate = (line.split()[1:] for line in blocks(section("Own learner"), "bash")[0].splitlines())
     if is_short:
-        train += ["--set", "trainer.max_steps_per_task=2"]
+        short = ("trainer.max_steps_per_task=2", "dataset.train_images_per_class=9", "backbone.image_size=32")
+        train += [part for setting in short for part in ("--set", setting)]
     assert main([*train, "--stop-after-task", "1"]) == 0
     assert main([*train, "--resume", "--stop-after-task", "2"]) == 0
     assert main(evaluate) == 0
