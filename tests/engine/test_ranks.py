@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import itertools
 import json
 import os
@@ -39,7 +40,7 @@ from vbm_ptm.engine.features import TaskFeatures
 from vbm_ptm.errors import TrainingError, TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.learners.base import Learner
-from vbm_ptm.learners.registry import list_learners
+from vbm_ptm.learners.registry import learner_class, list_learners
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.randomness import seed_for, seeded
 from vbm_ptm.runs.measurement import Measurement
@@ -97,7 +98,7 @@ def cells() -> list[Cell]:
             views, sizes, *others = (
                 pair[pick ^ flip] for pair, pick in zip(values, patterns[number % 5], strict=True)
             )
-            chosen.append(Cell(name, views, sizes, 2 if name in WITH_WORKERS else 0, *others))
+            chosen.append(Cell(name, views, sizes, 1 if name in WITH_WORKERS else 0, *others))
     chosen += [Cell("l2p", 4, sizes, 0, 1, "adam", batchwise_prompt=True) for sizes in SIZES]
     chosen += [Cell(name, 4, "7, 3, 1", 0, 2, "sgd", "float32") for name in ("finetune", "l2p")]
     chosen += [Cell(name, 4, "8, 2, 7", 0, 1, "adam", "float32") for name in ("slca", "coda_prompt")]
@@ -190,6 +191,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def on_two_ranks(function: Callable[..., None], *arguments: Any, port: int) -> None:
     """Run a function in two processes that form a group; what one of them raises is raised here."""
+    for name in list_learners():
+        learner_class(name)  # imported once, and not by each rank
     torch.multiprocessing.start_processes(
         _join_and_call, args=(port, function, arguments), nprocs=2, start_method="fork"
     )
@@ -198,6 +201,7 @@ def on_two_ranks(function: Callable[..., None], *arguments: Any, port: int) -> N
 def _join_and_call(rank: int, port: int, function: Callable[..., None], arguments: Sequence[Any]) -> None:
     become_rank(rank, port)
     torch.set_num_threads(1)
+    gc.freeze()  # what is there already is not searched after every task
     function(rank, *arguments)
     torch.distributed.destroy_process_group()
 
