@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
 
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
 from vbm_ptm.data.view_transforms import ViewTransforms, _without_long_ends
@@ -132,6 +133,30 @@ def test_view_transforms__randaugment_has_a_strength() -> None:
                 change += float((transforms.strong(photograph()) - weak.float()).abs().mean())
         changes.append(change)
     assert changes[0] < changes[1] < changes[2]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_strengthen__draws_on_a_device_what_loaders_draw(name: str) -> None:
+    """Of the same draws; pixels differ by rounding and where they are interpolated."""
+    transforms = build(CONFIGS[name])
+    with seeded(1):
+        weak = transforms.weak_operation(photograph())
+    views = functional.pil_to_tensor(weak).expand(1, 30, -1, -1, -1)
+    seeds = torch.arange(30)[None].clone()
+    seeds[0, 7] = -1
+    state = torch.get_rng_state()
+    strong = transforms.strengthen(views, seeds)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(strong[0, 7], views[0, 7])
+    assert transforms.strengthen(views, None) is views
+    changed = 0
+    for seed in range(30):
+        with seeded(seed):
+            expected = functional.pil_to_tensor(transforms.strong_operation(weak)).float()
+        if seed != 7:
+            assert float((strong[0, seed] - expected).abs().mean()) < 6
+            changed += not torch.equal(strong[0, seed], views[0, 7])
+    assert (changed > 15) is (name != "none")
 
 
 def test_view_transforms__affine_stays_mild() -> None:

@@ -14,13 +14,14 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import v2
 from view_batches import ROWS, epochs_of, loader_of, steps_of
 
 from vbm_ptm.data.image_split import ImageSplit
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
 from vbm_ptm.data.view_batch import ViewBatchSampler, check_batch_arithmetic, effective_views
 from vbm_ptm.data.view_transforms import ViewTransforms
-from vbm_ptm.data.views import MultiViewDataset, ViewBatch
+from vbm_ptm.data.views import MultiViewDataset, ReplayPart, StepPart, ViewBatch
 from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seed_for, seeded
 
@@ -221,6 +222,36 @@ class TestMultiViewDataset:
             transform = transforms.strong if dataset._is_strong(row, draw) else transforms.weak
             with seeded(seed_for("view", seed=1, task=2, epoch=draw, sample=row, view=0)):
                 assert torch.equal(view, transform(split.image(row)))
+
+    def test_items__left_weak_are_made_strong_on_the_device(
+        self, build: Any, transforms: ViewTransforms
+    ) -> None:
+        """Each view by a seed of its own: the same in any batch, draws of past samples and exemplars included."""
+        on_device = replace(transforms, strong_on_device=True)
+        dataset = build(transforms=on_device)
+        past = ReplayPart(step=6, draw=1, rows=[88], slots=[0], num_views=2, num_global_groups=1)
+        batch = dataset.__getitems__(StepPart(5, [3, 4], 2, (past,)))
+        assert build().__getitems__(StepPart(5, [3, 4], 2)).strong_seeds is None
+        weak = build(transforms=replace(transforms, strong_operation=v2.Identity()))
+        assert torch.equal(batch.images, weak.__getitems__(StepPart(5, [3, 4], 2)).images)
+        seeds = batch.strong_seeds
+        assert (seeds < 0).tolist() == [[True, False, False, False]] * 2
+        assert len(seeds.unique()) == 7
+        (replayed,) = batch.replays
+        assert replayed.strong_seeds.shape == (1, 2)
+        assert replayed.strong_seeds[0, 1] not in seeds
+        views = on_device.strengthen(batch.images, seeds)
+        assert torch.equal(views[:, 0], batch.images[:, 0])
+        assert not torch.equal(views, batch.images)
+        whole, _ = batch.flattened(on_device)
+        assert torch.equal(whole, on_device.normalization(views.flatten(0, 1)))
+        parts = [part.flattened(on_device)[0] for part in batch.micro_batches(2)]
+        assert torch.equal(torch.cat(parts), whole)
+        alone = dataset.__getitems__(StepPart(5, [4], 2))
+        assert torch.equal(alone.flattened(on_device)[0], parts[1])
+        share = build(transforms=on_device, num_views=1, strong_share=0.5)
+        draws = [share.__getitems__(StepPart(draw, [3], 1)).strong_seeds for draw in range(4)]
+        assert sum(bool(drawn >= 0) for drawn in draws) == 2
 
     def test_item__is_decoded_once(self, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         decoded: list[int] = []

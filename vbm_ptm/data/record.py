@@ -33,6 +33,7 @@ class TransformsRecord(Record):
         interpolation: Of every resize.
         normalization: Whose mean and std these are.
         draft_size: Smallest side that JPEG files are decoded to; None for their own.
+        strong_on: Where strong views are made; None: by the loaders.
     """
 
     image_size: int
@@ -44,6 +45,7 @@ class TransformsRecord(Record):
     interpolation: str | None = None
     normalization: str | None = None
     draft_size: int | None = None
+    strong_on: str | None = None
 
 
 class SplitRecord(Record):

@@ -41,6 +41,9 @@ class TransformsConfig(Settings):
         brightness: Largest relative change of brightness; 0 disables it.
         strong: What a strong view adds to the weak one: an AutoAugment policy, RandAugment, a mild affine map for
             images that are not photographs, or nothing (every view is a weak one).
+        strong_on: Where strong views are made: by the processes that load images, or from weak views on the device of
+            training, which spares the CPU what they add. Both draw from the same distribution, but not the same views,
+            and pixels are interpolated a little differently.
         randaugment_operations: Number of operations that RandAugment draws for each view.
         randaugment_magnitude: Strength of each of them, from 0 to 30.
         affine_degrees: Largest rotation to either side.
@@ -62,6 +65,7 @@ class TransformsConfig(Settings):
     strong: Literal["autoaugment_imagenet", "autoaugment_cifar10", "randaugment", "affine", "none"] = (
         "autoaugment_imagenet"
     )
+    strong_on: Literal["loaders", "device"] = "loaders"
     randaugment_operations: int = Field(default=1, ge=1)
     randaugment_magnitude: int = Field(default=9, ge=0, le=30)
     affine_degrees: float = Field(default=15.0, ge=0, le=180)
@@ -158,8 +162,10 @@ def build_transforms(
             mean=mean,
             std=std,
             **({"draft_size": draft_size} if draft_size else {}),
+            **({"strong_on": config.strong_on} if config.strong_on != "loaders" else {}),
         ),
         draft_size=draft_size,
+        strong_on_device=config.strong_on == "device",
     )
 
 

@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from vbm_ptm.data.record import TransformsRecord
+from vbm_ptm.randomness import seeded
 
 Rgb = tuple[float, float, float]
 
@@ -56,11 +57,12 @@ class ViewTransforms:
 
     Attributes:
         weak_operation: RGB image -> RGB image, the baseline's own training transform.
-        strong_operation: RGB image -> RGB image, what a strong view adds to a weak one.
+        strong_operation: RGB image -> RGB image, or (C,H,W) uint8 -> the same, what a strong view adds to a weak one.
         evaluation_operation: RGB image -> RGB image, without randomness.
         normalization: Views -> input of the network.
         record: What the transforms do, for the result of a run.
         draft_size: As of ``decode_image``, for the images that they get.
+        strong_on_device: Whether batches of weak views come to the device, where some of them are made strong.
     """
 
     weak_operation: v2.Transform
@@ -69,6 +71,7 @@ class ViewTransforms:
     normalization: Normalization
     record: TransformsRecord
     draft_size: int | None = None
+    strong_on_device: bool = False
 
     def weak(self, image: Image.Image) -> Tensor:
         """Draw a weak view, (C,H,W) uint8."""
@@ -81,6 +84,21 @@ class ViewTransforms:
     def evaluate(self, image: Image.Image) -> Tensor:
         """Return the one view that features and predictions are made from, (C,H,W) uint8."""
         return _to_tensor(self.evaluation_operation(_without_long_ends(_rgb_image(image))))
+
+    def strengthen(self, views: Tensor, seeds: Tensor | None) -> Tensor:
+        """Return views with those made strong that a loader has left weak, on their device.
+
+        Args:
+            views: (G,V,C,H,W) uint8.
+            seeds: (G,V) int64 on the CPU, of what is drawn for each; -1 for views that stay, None if all do.
+        """
+        if seeds is None:
+            return views
+        strong = views.clone()
+        for group, view in (seeds >= 0).nonzero().tolist():
+            with seeded(int(seeds[group, view])):
+                strong[group, view] = self.strong_operation(views[group, view])
+        return strong
 
     def to_input(self, views: Tensor, device: torch.device) -> Tensor:
         """Move views (...,C,H,W) uint8 to a device, and return them normalised, float32."""

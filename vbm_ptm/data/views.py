@@ -37,6 +37,7 @@ class ViewBatch:
         slots: (G,) int64 of a replay draw: where the buffer holds each sample; None for current samples.
         replays: Draws of past samples that the step has beside these current ones.
         exemplars: Samples of the same pass that have another number of views; None where all have V.
+        strong_seeds: (G,V) int64, of weak views that the device makes strong; -1 for others. None: there are none.
     """
 
     images: Tensor
@@ -46,6 +47,7 @@ class ViewBatch:
     slots: Tensor | None = None
     replays: tuple[ViewBatch, ...] = ()
     exemplars: ViewBatch | None = None
+    strong_seeds: Tensor | None = None
 
     @property
     def num_groups(self) -> int:
@@ -58,7 +60,7 @@ class ViewBatch:
         return self.images.shape[1]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ViewBatch:
-        """Return the batch with images, labels and slots on a device; row numbers stay where they are read."""
+        """Return the batch with images, labels and slots on a device; row numbers and seeds stay on the CPU."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> ViewBatch:
@@ -69,17 +71,18 @@ class ViewBatch:
         """Return parts of whole groups whose sizes differ by at most one; some may be empty."""
         return [self._micro_batch(number, count) for number in range(count)]
 
-    def flattened(self, normalize: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
-        """Return normalised images (N,C,H,W), labels (N,) and, of a draw, slots (N,), a group's views side by side.
+    def flattened(self, transforms: ViewTransforms) -> tuple[Tensor, ...]:
+        """Return the input images (N,C,H,W), labels (N,) and, of a draw, slots (N,), a group's views side by side.
 
         Those of exemplars are behind the others.
         """
         columns = (self.labels,) if self.slots is None else (self.labels, self.slots)
-        images = normalize(self.images.flatten(0, 1))
+        views = transforms.strengthen(self.images, self.strong_seeds)
+        images = transforms.normalization(views.flatten(0, 1))
         own = (images, *(column.repeat_interleave(self.num_views) for column in columns))
         if self.exemplars is None:
             return own
-        return tuple(map(torch.cat, zip(own, self.exemplars.flattened(normalize), strict=True)))
+        return tuple(map(torch.cat, zip(own, self.exemplars.flattened(transforms), strict=True)))
 
     def _micro_batch(self, number: int, count: int) -> ViewBatch:
         own = slice(*chunk(self.num_groups, number, count))
@@ -91,6 +94,7 @@ class ViewBatch:
             slots=None if self.slots is None else self.slots[own],
             replays=tuple(draw._micro_batch(number, count) for draw in self.replays),
             exemplars=None if self.exemplars is None else self.exemplars._micro_batch(number, count),
+            strong_seeds=None if self.strong_seeds is None else self.strong_seeds[own],
         )
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> ViewBatch:
@@ -196,11 +200,13 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         samples = [self[part.draw, position] for position in part.positions or [first]]
         images = torch.stack([views for views, _, _ in samples])[: len(part.positions)]
         samples = samples[: len(part.positions)]
+        rows = [row for _, _, row in samples]
         return ViewBatch(
             images,
             torch.tensor([label for _, label, _ in samples], dtype=torch.int64),
-            torch.tensor([row for _, _, row in samples], dtype=torch.int64),
+            torch.tensor(rows, dtype=torch.int64),
             part.num_global_groups,
+            strong_seeds=self._strong_seeds(rows, "view", draw=part.draw, num_views=images.shape[1]),
         )
 
     def _replay(self, part: ReplayPart, *, like: Tensor) -> ViewBatch:
@@ -221,20 +227,38 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
             torch.tensor(part.rows, dtype=torch.int64),
             part.num_global_groups,
             slots=torch.tensor(part.slots, dtype=torch.int64),
+            strong_seeds=self._strong_seeds(part.rows, purpose, draw=part.step, num_views=part.num_views),
         )
 
     def _view(self, image: Image.Image, purpose: str = "view", *, draw: int, row: int, view: int) -> Tensor:
-        is_strong = view > 0 or self._is_strong(row, draw)
-        transform = self.transforms.strong if is_strong else self.transforms.weak
-        with seeded(
-            seed_for(purpose, seed=self.seed, task=self.task_index, epoch=draw, sample=row, view=view)
-        ):
+        here = self._is_strong(row, draw, view) and not self.transforms.strong_on_device
+        transform = self.transforms.strong if here else self.transforms.weak
+        with seeded(self._seed(purpose, draw=draw, row=row, view=view)):
             return transform(image)
 
-    def _is_strong(self, row: int, draw: int) -> bool:
-        """Return whether a single view is strong: over any number of draws a sample keeps its share, to one image."""
-        if not self.strong_share:
-            return False
+    def _seed(self, purpose: str, *, draw: int, row: int, view: int) -> int:
+        return seed_for(purpose, seed=self.seed, task=self.task_index, epoch=draw, sample=row, view=view)
+
+    def _strong_seeds(self, rows: list[int], purpose: str, *, draw: int, num_views: int) -> Tensor | None:
+        """Return the seeds (G,V) of what the device adds to weak views, -1 where it adds nothing."""
+        if not self.transforms.strong_on_device:
+            return None
+        seeds = [
+            self._seed(f"strong {purpose}", draw=draw, row=row, view=view)
+            if self._is_strong(row, draw, view)
+            else -1
+            for row in rows
+            for view in range(num_views)
+        ]
+        return torch.tensor(seeds, dtype=torch.int64).view(len(rows), num_views)
+
+    def _is_strong(self, row: int, draw: int, view: int = 0) -> bool:
+        """Return whether a view is strong: all but the first are, and the first one in a share of the draws.
+
+        Over any number of draws a sample keeps its share, to one image.
+        """
+        if view or not self.strong_share:
+            return view > 0
         start = seed_for("strong_share", seed=self.seed, task=self.task_index, sample=row) / 2**63
         return math.floor(start + (draw + 1) * self.strong_share) > math.floor(
             start + draw * self.strong_share

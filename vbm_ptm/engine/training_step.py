@@ -127,15 +127,15 @@ class TrainingStep:
     def _accumulate_gradients(self, batch: ViewBatch, *, epoch: int, is_first: bool) -> dict[str, Tensor]:
         """Leave the gradient of a whole pass with the parameters; return the loss parts, those of the whole pass."""
         micro_batches = batch.micro_batches(self._recipe.optimization.gradient_accumulation_steps)
-        normalize = self._benchmark.transforms.normalization
+        transforms = self._benchmark.transforms
         totals: dict[str, Tensor] = {}
         for number, micro_batch in enumerate(micro_batches, start=1):
             here = micro_batch.to(self._accelerator.device, non_blocking=True)
             # Ranks share their gradients once a step.
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self._accelerator.no_sync(self._model):
-                images, labels, *slots = here.flattened(normalize)
-                replays = tuple(Replay(*draw.flattened(normalize)) for draw in here.replays)
+                images, labels, *slots = here.flattened(transforms)
+                replays = tuple(Replay(*draw.flattened(transforms)) for draw in here.replays)
                 output = self._model(images, labels, replays, *slots)
                 self._check(output, num_images=len(images), is_first=is_first and number == 1 and not slots)
                 loss, parts = self._recipe.objective(

@@ -12,6 +12,7 @@ from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.train_loader import TrainLoader
 from vbm_ptm.data.view_batch import ViewBatchSampler
+from vbm_ptm.data.view_transforms import ViewTransforms
 from vbm_ptm.errors import UsageError
 from vbm_ptm.report.view_sheet import SampleViews, View, ViewSheet, Visit
 from vbm_ptm.runs.banner import describe_step, describe_view_batch
@@ -54,7 +55,9 @@ def draw_views(
     loading = config.data.model_copy(update={"num_workers": 0})
     loaders = Loaders(benchmark, loading, seed=config.seed)
     loader = loaders.training(chosen, sampler, strong_share=recipe.view_batch.strong_share)
-    views = _first_views(loader, {int(rows[position]): visits[position][0] for position in shown})
+    views = _first_views(
+        benchmark.transforms, loader, {int(rows[position]): visits[position][0] for position in shown}
+    )
     samples = [
         SampleViews(
             name=train.source_name(int(rows[position])),
@@ -102,13 +105,16 @@ def _visits(sampler: ViewBatchSampler, *, num_steps: int) -> list[list[Visit]]:
     return visits
 
 
-def _first_views(loader: TrainLoader, visits: Mapping[int, Visit]) -> dict[int, Tensor]:
+def _first_views(
+    transforms: ViewTransforms, loader: TrainLoader, visits: Mapping[int, Visit]
+) -> dict[int, Tensor]:
     """Load the steps of visits as training does; return the views (V,C,H,W) of each row."""
     found: dict[int, Tensor] = {}
     for epoch, step in sorted({visit[:2] for visit in visits.values()}):
         loader.set_epoch(epoch, start_step=step)
         batch = next(iter(loader))
-        for row, images in zip(batch.sample_ids.tolist(), batch.images, strict=True):
+        views = transforms.strengthen(batch.images, batch.strong_seeds)
+        for row, images in zip(batch.sample_ids.tolist(), views, strict=True):
             if row in visits and visits[row][:2] == (epoch, step):
                 found[row] = images
     return found
