@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from torchvision.transforms import v2
@@ -146,6 +146,9 @@ def build_transforms(
     draft_size = None
     if config.draft_decoding:
         draft_size = max(shorter_side, _squeezed(image_size) if config.crop == "resize_then_random" else 0)
+    unusual: dict[str, Any] = {"draft_size": draft_size} if draft_size else {}  # results tell of these alone
+    if config.strong_on != "loaders":
+        unusual["strong_on"] = config.strong_on
     evaluation = [v2.Resize(shorter_side, interpolation=mode), v2.CenterCrop(image_size)]
     return ViewTransforms(
         weak_operation=v2.Compose(weak),
@@ -161,8 +164,7 @@ def build_transforms(
             normalization=config.normalization,
             mean=mean,
             std=std,
-            **({"draft_size": draft_size} if draft_size else {}),
-            **({"strong_on": config.strong_on} if config.strong_on != "loaders" else {}),
+            **unusual,
         ),
         draft_size=draft_size,
         strong_on_device=config.strong_on == "device",
