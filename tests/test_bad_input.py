@@ -109,7 +109,10 @@ WRONG_OPTIONS = {
         f"'{Path('nowhere/birds').absolute()}' does not exist",
     ),
     "milestones": (["--set", "optimization.milestones=[-1]"], "greater than or equal to 0"),
-    "domain order": (["--set", "scenario.domain_order=[photo]"], "scenario.domain_order orders the tasks of"),
+    "domain order": (
+        ["--set", "scenario.domain_order=[photo]"],
+        "scenario.domain_order only orders the tasks of",
+    ),
     "long data set": (["--dataset", "x" * 5000], "File name too long. Give a shorter name."),
     "data set file": (["--dataset", __file__], "is a file. Give an image folder, a parquet file"),
 }

@@ -597,7 +597,7 @@ def test_main__reports_a_loss_that_is_not_finite(
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore", "Take smaller batches"),
         ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "Take smaller batches"),
-        ("DataLoader worker (pid 7) is killed by signal: Killed.", "take fewer data.num_workers"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", "use fewer data.num_workers"),
     ],
 )
 def test_main__says_what_to_do_where_memory_is_short(

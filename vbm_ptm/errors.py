@@ -39,7 +39,7 @@ _ADVICE = {
 _SMALLER = "Take smaller batches (optimization.batch_size, data.evaluation_batch_size)."
 _FAILURES = {
     # torch reports a worker that is killed wherever the main thread is.
-    "DataLoader worker": "Most often memory was short: take fewer data.num_workers, or 0.",
+    "DataLoader worker": "Usually memory was short: use fewer data.num_workers, or 0.",
     "out of memory": _SMALLER,
     "can't allocate memory": _SMALLER,
 }

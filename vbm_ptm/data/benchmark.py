@@ -1,4 +1,4 @@
-"""A data set cut into tasks: what a run learns from and is judged on."""
+"""A data set divided into tasks: what a run is trained and evaluated on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Benchmark:
     Attributes:
         datasets: Training and test images.
         scenario: The tasks.
-        transforms: Of training and of evaluation.
-        first_task: The images are those of this task and later ones; what came before is not here to be measured.
+        transforms: Those of training and of evaluation.
+        first_task: Index of the first task that has images here; earlier tasks cannot be measured.
     """
 
     datasets: ImageDatasets
@@ -40,7 +40,7 @@ class Benchmark:
             num_kept = len(self.test_rows(task_of[domain])) if domain in task_of else 0
             if num_kept < count:
                 logger.warning(
-                    "domain '%s': %d of %d test images show classes without training images up to it; left out",
+                    "domain '%s': %d of %d test images show classes that had no training images so far; left out",
                     *(domain, count - num_kept, count),
                 )
 

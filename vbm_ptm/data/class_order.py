@@ -2,8 +2,8 @@
 
 The control VBM-C of the paper's appendix ("Results on two types of View-Batch Model"): what comes back after a rest is
 a class, not a sample. The classes of a task are cut into V parts; epoch e shows the samples of part e mod V, V times,
-one view a time and each time in a new order. Over a cycle of V epochs every sample is shown V times, as often as with
-one view, and no more images are shown than with any other order.
+one view at a time and each time in a new order. Over a cycle of V epochs every sample is shown V times, as often as
+with one view, and no more images are shown than with any other order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ClassOrderSampler(ViewBatchSampler):
     Args:
         class_indices: Class of each sample of the task.
         batch_size: B, images per step; every pass over a part ends with a short step, as an epoch of one view does.
-        num_parts: V; a task with fewer classes has a part for each.
+        num_parts: V; a task with fewer classes has one part per class.
         seed: Training seed.
         task_index: Index of the task.
     """

@@ -21,12 +21,12 @@ def extended(
     tasks: Sequence[Task],
     class_names: Sequence[str],
 ) -> tuple[ImageDatasets, Scenario]:
-    """Return the data of the new task, and the tasks of the run with the new one behind them.
+    """Return the data of the new task, and the tasks of the run with the new one at the end.
 
     Args:
         config: The settings, with the number of earlier tasks.
         datasets: The new images.
-        name: What they are called, as a domain too if they name none.
+        name: Their name, which is also the name of their domain if they have none.
         tasks: Tasks of the run that is extended, or of the extension itself.
         class_names: Class names of that run by class index.
 
@@ -43,7 +43,7 @@ def extended(
         if len(names) > 1:
             raise UsageError(
                 f"an extension adds one task, but the data set has {len(names)} domains: {', '.join(names)}. "
-                "Extend by one after the other."
+                "Extend by one domain at a time."
             )
         (domain,) = names
     earlier = tasks[: config.num_earlier_tasks]

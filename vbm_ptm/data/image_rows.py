@@ -27,12 +27,12 @@ _END_BYTES = 2048
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Images that lie together.
+    """Images of one table.
 
     Attributes:
         rows: A column ``image`` of structures with the fields bytes and path and, if they are known, a column
             ``content`` with the ``content_id`` of every image.
-        folder: Where relative paths begin; None for the current directory.
+        folder: Where relative paths start from; None for the current directory.
     """
 
     rows: Dataset
@@ -42,16 +42,16 @@ class ImageTable:
 class ImageRows:
     """N images of one or several tables in any order.
 
-    A pickle holds the names of the tables' files, if there are any, and none of their images.
+    A pickle holds the names of the tables' files, if there are any, but none of their images.
 
     Args:
-        tables: The tables, whose rows are numbered through.
+        tables: The tables; their rows are numbered consecutively.
         positions: (N,) numbers of rows in all tables; None for all of them in order.
     """
 
     def __init__(self, tables: Sequence[ImageTable], positions: Integers | None = None) -> None:
         self.tables = tuple(tables)
-        # Chunks are looked up by hand: a row costs a few microseconds, and nothing is ever put together whole.
+        # Chunks are looked up by hand: a row costs a few microseconds, and the tables are never concatenated.
         columns = [(table, table.rows.data.column("image")) for table in self.tables]
         self._chunks = [(chunk, table) for table, column in columns for chunk in column.chunks if len(chunk)]
         self._starts = np.cumsum([0, *(len(chunk) for chunk, _ in self._chunks)])
@@ -77,7 +77,7 @@ class ImageRows:
         return ImageRows(self.tables, self.positions[positions])
 
     def chained(self, other: ImageRows) -> ImageRows:
-        """Return all rows of this one, then all of another."""
+        """Return these rows, followed by those of another object."""
         shifted = other.positions + self._starts[-1]
         return ImageRows((*self.tables, *other.tables), np.concatenate([self.positions, shifted]))
 
@@ -90,11 +90,11 @@ class ImageRows:
         return self._taken([each.to_numpy(zero_copy_only=False) for each in lengths], np.int64)
 
     def paths(self) -> list[str | None]:
-        """Return (N,) the path of every row, relative to its table's folder if it is below it."""
+        """Return (N,) the path of every row, relative to its table's folder if it lies below that."""
         return self._paths(lambda path, prefix: path.removeprefix(prefix).removeprefix("./"))
 
     def files(self) -> list[str | None]:
-        """Return (N,) the path at which every row's file is looked for."""
+        """Return (N,) the path where the file of every row is looked for."""
         return self._paths(_file_at)
 
     def _paths(self, of: Callable[[str, str], str]) -> list[str | None]:
@@ -120,7 +120,7 @@ class ImageRows:
 
 
 def _file_at(path: str, folder: Path | str) -> str:
-    """Return where a path of a table lies: addresses stay as they are, backslashes may be those of another system."""
+    """Return the location of a path in a table: URLs stay as they are, backslashes may come from another system."""
     if path.startswith("file://"):
         return url2pathname(urlsplit(path).path)
     if "://" in path:

@@ -29,8 +29,8 @@ class ImageSplit:
         domains: (N,) names of domains, if the data set has them.
         name: "train" or "test".
         source_names: (N,) text: the path below the data set's folder, or the row of the source.
-        keys: (N,) text: what the split's hash and its file know each row by; None for the names.
-        draft_size: Pixels that both sides of a JPEG keep where it is decoded in draft mode; None for all pixels.
+        keys: (N,) text: what identifies each row in the split's hash and file; None: the names.
+        draft_size: Pixels that both sides of a JPEG keep when it is decoded in draft mode; None for all pixels.
     """
 
     rows: ImageRows | Dataset
@@ -43,14 +43,14 @@ class ImageSplit:
 
     @property
     def split_keys(self) -> pa.Array:
-        """(N,) what the split's hash and its file know each row by."""
+        """(N,) what identifies each row in the split's hash and file."""
         return self.source_names if self.keys is None else self.keys
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def image(self, index: int) -> Image.Image:
-        """Return an image upright and in RGB; an error says which one is bad."""
+        """Return an image, upright and in RGB; an error says which one is bad."""
         value = self.rows[int(index)]["image"]
         return decode_image(value, name=self.source_name(index), draft_size=self.draft_size)
 
@@ -61,7 +61,7 @@ class ImageSplit:
 
 @dataclass(frozen=True)
 class ImageDatasets:
-    """A training and a test split with one mapping from class id to name, taken from training.
+    """A training and a test split with one mapping from class id to name, that of the training split.
 
     Attributes:
         train: Training images.
@@ -78,7 +78,7 @@ class ImageDatasets:
     record: DataRecord
 
     def drafted(self, draft_size: int | None) -> ImageDatasets:
-        """Return the same splits, whose JPEGs are decoded in draft mode."""
+        """Return the same splits, with JPEGs decoded in draft mode."""
         return replace(
             self,
             train=replace(self.train, draft_size=draft_size),

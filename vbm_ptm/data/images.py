@@ -29,23 +29,23 @@ def decode_image(
     name: str | None = None,
     draft_size: int | None = None,
 ) -> Image.Image:
-    """Return the image upright and in RGB; the file is closed again.
+    """Return the image, upright and in RGB; the file is closed again.
 
     The EXIF orientation is applied. Transparency is dropped (the stored colour stays, as in
-    ``convert("RGB")``, which the reference pipelines use). Grey values of more than 8 bit are scaled to
-    0..255, never clipped: 16-bit images by 1/257; 32-bit integers by the smallest of 8 bit, 16 bit or
+    ``convert("RGB")``, which the reference pipelines use). Grey values of more than 8 bits are scaled to
+    0..255, never clipped: 16-bit images by 1/257; 32-bit integers by the smallest of 8 bits, 16 bits or
     their own range that holds them; floats likewise by 0..1, 0..255 or their own range.
 
     Args:
         value: A file, a row ``{"bytes": ..., "path": ...}`` of an undecoded image column, or an open
             image. None, as in a row without an image, is a bad image.
         name: What an error calls the image; by default its path.
-        draft_size: Decode a JPEG at a half, a quarter or an eighth of its size where both sides keep this many pixels;
+        draft_size: Decode a JPEG at half, a quarter or an eighth of its size if both sides keep this many pixels;
             None for all pixels.
 
     Raises:
-        UsageError: The image is missing, empty, broken or too large, and which one it is.
-        UnreachableError: The system does not give it.
+        UsageError: The image is missing, empty, broken or too large; the message names it.
+        UnreachableError: The system cannot deliver it.
     """
     if isinstance(value, Image.Image):
         return _named(lambda: _upright_rgb(value), name or getattr(value, "filename", "") or "image")
@@ -61,21 +61,21 @@ def decode_image(
 
 
 def called(name: str | None, path: str | Path | None) -> str:
-    """Return what an error calls an image: its name, and the path that was tried where the name does not say it."""
+    """Return what an error calls an image: its name, and the path that was tried if the name does not contain it."""
     if name is None or path is None or str(path).endswith(name):
         return name or str(path or "(without a name)")
     return f"{name}' at '{path}"
 
 
 def no_such_file(path: str | Path | None) -> str:
-    """Say that there is no file at a path, and where a link there leads to."""
+    """Say that there is no file at a path, and where a link at that path leads."""
     if path is not None and os.path.islink(path):
         return f"there is no such file: it is a link to '{os.readlink(path)}', which does not exist"
     return "there is no such file"
 
 
 def is_unreachable(error: OSError) -> bool:
-    """Return whether the system says that it cannot give a file that may be there; decoders' errors have no number."""
+    """Return whether the system cannot deliver a file that may well exist; errors of decoders have no number."""
     return error.errno not in (
         None,
         errno.ENOENT,
@@ -87,7 +87,7 @@ def is_unreachable(error: OSError) -> bool:
 
 
 def has_flat_shape(value: Mapping[str, Any] | None) -> bool:
-    """Return whether an undecoded image is one pixel high or wide, by its head alone; False where it cannot be read."""
+    """Return whether an undecoded image is one pixel high or wide, from its header alone; False if unreadable."""
     with suppress(Exception):
         content, path = (value or {}).get("bytes"), str((value or {}).get("path"))
         with Image.open(path if content is None else io.BytesIO(content)) as image:
@@ -96,7 +96,7 @@ def has_flat_shape(value: Mapping[str, Any] | None) -> bool:
 
 
 def check_images(values: Callable[[int], Any], names: Callable[[int], str], count: int) -> dict[int, str]:
-    """Decode every image once, on a few threads; return position -> problem of the bad ones.
+    """Decode every image once, on a few threads; return position -> problem for the bad ones.
 
     Args:
         values: Position -> what `decode_image` accepts.
@@ -104,7 +104,7 @@ def check_images(values: Callable[[int], Any], names: Callable[[int], str], coun
         count: Number of images.
 
     Raises:
-        UnreachableError: The system does not give one, which may be as good as the others.
+        UnreachableError: The system cannot deliver an image, which may be perfectly good.
     """
 
     def problem(index: int) -> str | None:
@@ -122,7 +122,7 @@ def check_images(values: Callable[[int], Any], names: Callable[[int], str], coun
 
 
 class _UnreadableError(Exception):
-    """An image that no decoder was asked for, or knew; the message says why."""
+    """An image that was given to no decoder, or that none recognised; the message says why."""
 
 
 def _named(decode: Callable[[], Image.Image], name: str) -> Image.Image:
@@ -148,7 +148,7 @@ def _read(content: bytes | None, path: str | Path | None, draft_size: int | None
     if content is not None:
         return _decode(io.BytesIO(content), draft_size)
     if not os.path.isfile(str(path)) and os.path.exists(str(path)):
-        raise _UnreadableError("not a file")  # to open a named pipe would wait for its other end
+        raise _UnreadableError("not a file")  # opening a named pipe would wait for its other end
     with open(str(path), "rb") as file:
         return _decode(file, draft_size)
 
@@ -185,7 +185,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
-    """Scale the values of a one-channel image of more than 8 bit to uint8."""
+    """Scale the values of a one-channel image of more than 8 bits to uint8."""
     values = values.astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it holds values that are not finite")

@@ -16,11 +16,11 @@ class LoaderConfig(Settings):
     """Settings of the loaders; none of them changes what is loaded.
 
     Attributes:
-        num_workers: Processes that decode and augment images; 0 does it in the main process. Without a number: none
-            when the CPU also trains, else up to 8.
+        num_workers: Processes that decode and augment images; 0 does it in the main process. Default: none when the
+            CPU also trains, else up to 8.
         evaluation_batch_size: Images per batch in evaluation and feature extraction.
         multiprocessing_context: How worker processes start; default: that of the platform.
-        worker_timeout_minutes: How long the workers may take for a batch before the run ends.
+        worker_timeout_minutes: How long workers may take to load a batch before the run ends.
     """
 
     num_workers: NonNegativeInt | None = None
@@ -29,7 +29,7 @@ class LoaderConfig(Settings):
     worker_timeout_minutes: float = Field(default=10.0, gt=0)
 
     def for_device(self, device_type: str) -> LoaderConfig:
-        """Return settings that name a number of workers, chosen by the device that trains ("cpu", "cuda", …)."""
+        """Return settings with a definite number of workers, chosen by the training device ("cpu", "cuda", …)."""
         if self.num_workers is not None:
             return self
         return self.model_copy(

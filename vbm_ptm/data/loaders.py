@@ -1,4 +1,4 @@
-"""Loaders: each rank's part of every training step, and of every row that is measured.
+"""Loaders: each rank's part of every training step, and of all rows that are measured.
 
 Shapes: G groups, V views, N images, C colour channels, H x W pixels.
 """
@@ -34,16 +34,16 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Loaders:
-    """Brings the images of a benchmark: to each rank its own part of them.
+    """Loads the images of a benchmark, for each rank its own part.
 
     Attributes:
         benchmark: Images, tasks and transforms.
         config: Workers and the batch size of evaluation.
-        seed: Training seed, for views that are drawn.
+        seed: Training seed, for random views.
         rank: This process.
         num_ranks: Processes that share the images.
         pin_memory: Put batches into page-locked memory.
-        on_wait: Called every few seconds while workers let this rank wait; may raise.
+        on_wait: Called every few seconds while this rank waits for workers; may raise.
     """
 
     benchmark: Benchmark
@@ -66,9 +66,9 @@ class Loaders:
 
         Args:
             task: What to train on.
-            sampler: Decides the steps; its positions count the training rows.
-            rows: Training rows; None for those of the task alone.
-            strong_share: Part of the images that are strong, with one view.
+            sampler: Decides what each step holds; its positions index the rows.
+            rows: Training rows; None for those of the task only.
+            strong_share: Fraction of the images that are strong, with one view.
         """
         train = self.benchmark.datasets.train
         dataset = MultiViewDataset(
@@ -85,7 +85,7 @@ class Loaders:
         )
         if sampler.num_samples != len(dataset):
             raise ValueError(
-                f"the sampler has {sampler.num_samples} samples, but task {task.index} has {len(dataset)} of them"
+                f"the sampler has {sampler.num_samples} samples, but task {task.index} has {len(dataset)}"
             )
         parts = RankParts(sampler, rank=self.rank, num_ranks=self.num_ranks)
         return TrainLoader(parts, self._over(dataset, parts, persistent=True))
@@ -93,7 +93,7 @@ class Loaders:
     def parts_of_rank(self, rows: Integers) -> list[list[int]]:
         """Return the rows of this rank's batches: each row on exactly one rank, none padded.
 
-        The ranks' shares put one after the other are ``rows`` in order; a share may be empty.
+        The shares of the ranks, concatenated, are ``rows`` in order; a share may be empty.
         """
         first, last = chunk(len(rows), self.rank, self.num_ranks)
         own = np.asarray(rows)[first:last].tolist()
@@ -109,11 +109,11 @@ class Loaders:
         task_index: int = 0,
         draw: int = 0,
     ) -> Iterable[EvaluationBatch]:
-        """Return a loader of one batch for each part.
+        """Return a loader with one batch for each part.
 
         Args:
             split: Training or test split of the benchmark.
-            parts: Row numbers of each batch, e.g. of ``parts_of_rank``.
+            parts: Row numbers of each batch, e.g. from ``parts_of_rank``.
             transform: Which view.
             task_index: Index of the task, for the weak view.
             draw: Which of the weak view's draws.

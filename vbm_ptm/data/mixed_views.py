@@ -1,7 +1,7 @@
-"""View batches of one kind: exemplars among a task's images, and V views for the exemplars or for the task's own alone.
+"""View batches of one kind: exemplars among a task's images, and V views for one of the two.
 
 The other kind is shown as in the baseline, each sample once an epoch in its weak view. Both kinds are spread evenly
-over the steps, of which there are as many as with one view, with as many images.
+over the steps, whose number and number of images are the same as with one view.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from vbm_ptm.data.view_batch import ViewBatchSampler, chunk
 
 
 class MixedViewSampler(ViewBatchSampler):
-    """Positions of the samples of every step, those of the task's own samples first.
+    """Positions of the samples of every step, the task's own samples first.
 
-    An epoch visits N_V / V samples of the kind with views, N_V of them, and all N_1 of the other kind: N_V + N_1 images
+    Of the N_V samples of the kind with views an epoch visits N_V / V, and of the other kind all N_1: N_V + N_1 images
     in ceil((N_V + N_1) / B) steps. Groups are dealt out first, so that the groups of two steps differ by at most one;
     single samples fill up, so that the images of two steps differ by at most one as long as a step has V single ones,
     and by fewer than V otherwise.
 
     Args:
         num_own: Samples of the task itself.
-        num_exemplars: Exemplars, at the positions behind them.
+        num_exemplars: Exemplars, at the positions after them.
         batch_size: B, images per step.
-        num_views: V of the kind that has views; fewer where it has fewer samples.
-        views_for: That kind.
+        num_views: V, for the kind that has views; fewer if it has fewer samples.
+        views_for: The kind that has views.
         seed: Training seed.
         task_index: Index of the task.
     """
@@ -71,7 +71,7 @@ class _ExemplarSampler(ViewBatchSampler):
 def _filled_up(
     groups: Sequence[int], singles: Sequence[int], *, num_views: int, num_steps: int
 ) -> list[list[int]]:
-    """Deal out groups evenly, and as many single samples beside them as bring every step to the same size."""
+    """Deal out groups evenly, and add single samples so that all steps have the same size."""
     num_images, parts, taken = len(groups) * num_views + len(singles), [], 0
     for step in range(num_steps):
         first, last = chunk(len(groups), step, num_steps)

@@ -1,7 +1,7 @@
 """Names that people read: compared in one Unicode form, shown as they were first written.
 
 An accented letter has two spellings, one code point or two; keyboards, file systems and archives differ in which one
-they write.
+they produce.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def first_written(names: Iterable[str]) -> dict[str, str]:
 
 
 def by_form(values: Mapping[str, T]) -> dict[str, T]:
-    """Return a mapping of names as one of their forms; the first of equal names counts."""
+    """Return a mapping keyed by the form of each name; of equal names the first one counts."""
     found: dict[str, T] = {}
     for name, value in values.items():
         found.setdefault(form(name), value)
@@ -35,7 +35,7 @@ def by_form(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def alike(names: Iterable[str]) -> list[str]:
-    """Word the names that differ in capitals or white space alone: most often one name, written twice."""
+    """Describe names that differ only in case or white space: usually one name, written in two ways."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault("".join(form(name).casefold().split()), []).append(name)
@@ -43,12 +43,12 @@ def alike(names: Iterable[str]) -> list[str]:
 
 
 def with_code_points(name: str) -> str:
-    """Spell out what is not ASCII: ``caf<U+00E9>``."""
+    """Spell out all characters that are not ASCII: ``caf<U+00E9>``."""
     return "".join(letter if letter.isascii() else f"<U+{ord(letter):04X}>" for letter in name)
 
 
 def same_in_other_form(names: Iterable[str]) -> list[str]:
-    """Word the names that are written in two forms, with code points: they look alike."""
+    """Describe names that are written in two forms, by code points, as they look alike."""
     first = first_written(names := list(names))
     return [
         f"{with_code_points(first[form(name)])} and {with_code_points(name)}"

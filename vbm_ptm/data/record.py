@@ -1,4 +1,4 @@
-"""What was found of a data set's images and decided about them, as results keep it."""
+"""What was found in a data set and decided about it, as results record it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _MOST_NAMES = 100
 
 
 class Record(BaseModel):
-    """A part of what a run stores: frozen; keys that another version wrote are kept."""
+    """A part of what a run stores: frozen; keys written by another version are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values under the keys that it was made with: each kind of data set has some of its own."""
+        """Return JSON values for the keys that were set: each kind of data set has some of its own."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class TransformsRecord(Record):
-    """What the transforms of a run do, as its result says it.
+    """What the transforms of a run do, as its result describes them.
 
     Attributes:
         image_size: Side of the square that the backbone takes.
         weak: Operations of the weak view, in order.
         strong: What a strong view adds.
         evaluate: Operations of the evaluation view, in order.
-        mean: Per channel, of values in 0..1.
-        std: Per channel.
-        interpolation: Of every resize.
-        normalization: Whose mean and std these are.
-        draft_size: Smallest side that JPEG files are decoded to; None for their own.
+        mean: Mean of each channel, for values in 0..1.
+        std: Standard deviation of each channel.
+        interpolation: Filter of every resize.
+        normalization: Where mean and std come from.
+        draft_size: Smallest side that JPEG files are decoded to; None: their own size.
         strong_on: Where strong views are made; None: by the loaders.
     """
 
@@ -53,11 +53,11 @@ class SplitRecord(Record):
 
     Attributes:
         images: Number of images.
-        classes: Classes with at least one.
-        min_images_per_class: Of the smallest class, which may have none.
-        max_images_per_class: Of the largest class.
-        images_per_class: By name of the class.
-        images_per_domain: By name of the domain; empty if the data set has none.
+        classes: Number of classes with at least one image.
+        min_images_per_class: Images of the smallest class, which may have none.
+        max_images_per_class: Images of the largest class.
+        images_per_class: Images by name of the class.
+        images_per_domain: Images by name of the domain; empty if the data set has no domains.
         classes_without_images: Their names.
     """
 
@@ -77,7 +77,7 @@ class ListRecord(Record):
         file: Its path.
         split: "train", "test" or "both".
         sha256: Hash of its bytes.
-        images: Images that it lists.
+        images: Number of images that it lists.
     """
 
     file: str
@@ -87,19 +87,19 @@ class ListRecord(Record):
 
 
 class SourceFacts(Record):
-    """Where images come from. What a kind of source does not have is not set.
+    """Where images come from. Fields that do not apply to a kind of source are not set.
 
     Attributes:
         kind: "builtin", "hub", "folder", "parquet" or "saved data set".
-        location: Folder, file or name on the hub.
-        config_name: Of a hub data set.
-        revision: Of a hub data set.
-        files: Of parquet files: names by split.
-        layout: Of an image folder.
-        test_folder: Of an image folder: its folder of test images.
+        location: Folder, file or name on the Hub.
+        config_name: Configuration of a Hub data set.
+        revision: Revision of a Hub data set.
+        files: Names of parquet files by split.
+        layout: Layout of an image folder.
+        test_folder: Folder of test images within an image folder.
         empty_class_folders: Class folders without images, which are not classes.
         unused_folders: Folders that belong to no split.
-        lists: What says which image is in which split.
+        lists: Files that say which image is in which split.
     """
 
     kind: str
@@ -115,11 +115,11 @@ class SourceFacts(Record):
 
 
 class SourceRecord(SourceFacts):
-    """The same with all names of what is left out, of which there may be very many.
+    """The same, with the names of everything that is left out, which may be very many.
 
     Attributes:
         ignored_files: Files that are not images of a class.
-        ignored_tables: Of a folder of parquet files: those that are no part of a split in use.
+        ignored_tables: Parquet files of a folder that are not part of a split in use.
         unlisted_images: Images in none of the lists.
     """
 
@@ -129,7 +129,7 @@ class SourceRecord(SourceFacts):
 
 
 class SomeNames(Record):
-    """Names of which there may be very many.
+    """Names, of which there may be very many.
 
     Attributes:
         count: How many there are.
@@ -146,11 +146,11 @@ class SomeNames(Record):
 
 
 class ExpectedRecord(Record):
-    """How the images compare to those that were published.
+    """How the images compare with the published ones.
 
     Attributes:
-        variant: The published variant that they are; None if they are none of them.
-        nearest: The variant that they are most like.
+        variant: The published variant that they match; None if they match none.
+        nearest: The variant that they are closest to.
         differences: What differs from it, in words.
         missing_domains: Its domains that were not found.
         has_own_split: Whether only totals could be compared.
@@ -166,12 +166,12 @@ class ExpectedRecord(Record):
 
 
 class DataRecord(SourceFacts):
-    """What was found of a data set and decided about it: the facts of its source, and these.
+    """What was found in a data set and decided about it: the facts of its source, and these.
 
     Attributes:
         name: What the configuration calls it.
         ignored_files: Files that are not images of a class.
-        ignored_tables: Of a folder of parquet files: those that are no part of a split in use.
+        ignored_tables: Parquet files of a folder that are not part of a split in use.
         unlisted_images: Images in none of the lists.
         num_classes: Classes of the training split.
         held_out: Which part of the training images was held out for testing; None with a test split.
@@ -179,8 +179,8 @@ class DataRecord(SourceFacts):
         skipped_images: Bad images that were left out.
         train: The training images.
         test: The test images.
-        expected: How they compare to those that were published, where numbers are known.
-        warnings: What is worth one.
+        expected: How they compare with the published ones, if those numbers are known.
+        warnings: Everything worth a warning.
     """
 
     name: str
@@ -198,7 +198,7 @@ class DataRecord(SourceFacts):
 
     @property
     def place(self) -> str:
-        """What the images were read from, in words."""
+        """Where the images were read from, in words."""
         if self.kind == "builtin":
             return f"{self.location}, which comes with this package"
         if self.kind == "hub":

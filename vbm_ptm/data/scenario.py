@@ -1,6 +1,6 @@
-"""Tasks and scenarios: what a learner may know of a task, and which rows of a split belong to it.
+"""Tasks and scenarios: what a learner may know about a task, and which rows of a split belong to it.
 
-Class indices are given in order of appearance, so that the classes seen after any task are 0..seen-1.
+Class indices are assigned in order of appearance, so that the classes seen after any task are 0..seen-1.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Names = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What a learner may know of a task.
+    """What a learner may know about a task.
 
     Attributes:
         index: Position in the run, from 0.
-        classes: Class indices of all classes that occur in it.
+        classes: Indices of all classes that occur in it.
         new_classes: Those that occur for the first time; always the next indices in order.
-        num_seen_classes: Classes seen up to and with this task.
+        num_seen_classes: Classes seen up to and including this task.
         domain: Name of its domain in the domain-incremental scenario.
-        num_planned_classes: Classes of the whole run as planned, for methods whose head has a column for each from the
-            beginning; 0 where it is not known.
+        num_planned_classes: Classes planned for the whole run, for methods whose head has a column for each from the
+            beginning; 0 if unknown.
     """
 
     index: int
@@ -45,10 +45,10 @@ class Scenario:
 
     Attributes:
         kind: As in the configuration.
-        class_names: Names by class index, so in order of appearance.
-        tasks: Tasks that are trained one after the other.
-        evaluation_tasks: Tasks that accuracy is reported on; those of the bounded scenario in joint training.
-        class_index_of_label: Class index by label id of the data set.
+        class_names: Names by class index, hence in order of appearance.
+        tasks: Tasks that are trained one after another.
+        evaluation_tasks: Tasks that accuracy is reported on; in joint training, those of the scenario it bounds.
+        class_index_of_label: Class index for each label id of the data set.
     """
 
     kind: str

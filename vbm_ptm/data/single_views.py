@@ -1,4 +1,4 @@
-"""Rows of a split in one view each, for features and predictions.
+"""Rows of a split, one view each, for features and predictions.
 
 Shapes: N images, C colour channels, H x W pixels.
 """
@@ -38,13 +38,13 @@ class EvaluationBatch(NamedTuple):
 
 @dataclass(eq=False)
 class SingleViewDataset(Dataset[Tensor]):
-    """Rows of a split in one fixed view each.
+    """Rows of a split, one fixed view each.
 
     Attributes:
         split: Training or test split.
         class_indices: Class index of every row of the split.
         transforms: Evaluation and weak view.
-        transform: "flip" is the mirror image of "eval"; "weak" draws once per row, always the same for the same
+        transform: "flip" is the mirror image of "eval"; "weak" is drawn once per row, always the same for the same
             seed, task and draw.
         seed: Training seed.
         task_index: Index of the task.

@@ -1,6 +1,6 @@
 """How classes or domains are divided into tasks: pure functions of labels, domains and configuration.
 
-Class indices are given in order of appearance, so that the classes seen after any task are 0..seen-1. The
+Class indices are assigned in order of appearance, so that the classes seen after any task are 0..seen-1. The
 order never depends on the training seed.
 """
 
@@ -27,8 +27,8 @@ class ScenarioConfig(Settings):
     """Settings of the scenario.
 
     Attributes:
-        kind: "joint" trains once on everything and is evaluated on the tasks of the scenario it bounds.
-        num_tasks: Number of tasks, as equal as the class count allows, larger ones first.
+        kind: "joint" trains once on everything and is evaluated on the tasks of the scenario that it bounds.
+        num_tasks: Number of tasks, as equal in size as the class count allows, larger ones first.
         first_task_size: Classes of the first task; the rest is divided by ``increment`` or ``num_tasks``.
         increment: Classes of every (further) task; the last one may be smaller.
         task_sizes: Classes of each task.
@@ -84,7 +84,7 @@ def build_scenario(
     else:
         if config.domain_order is not None:
             raise UsageError(
-                "scenario.domain_order orders the tasks of the domain-incremental scenario alone: set it to null "
+                "scenario.domain_order only orders the tasks of the domain-incremental scenario: set it to null "
                 "(or scenario.kind=domain_incremental)"
             )
         tasks = _class_tasks(_task_sizes(config, len(order)))
@@ -120,7 +120,7 @@ def extend_scenario(
         known_names: Its class names by class index.
         class_names: Names of the new images' classes by label id.
         labels: (N,) label ids of the new training split.
-        domain: What the new images are called in a domain-incremental run.
+        domain: Name of the new images' domain in a domain-incremental run.
 
     Raises:
         UsageError: A class or the domain was learned before, and ``allow_known_classes`` is not set.
@@ -147,7 +147,7 @@ def extend_scenario(
         )
     names = (*known_names, *(name for name in class_names if form(name) not in known))
     if same := alike(names):
-        logger.warning("classes whose names differ in capitals or white space alone: %s", "; ".join(same))
+        logger.warning("classes whose names differ only in case or white space: %s", "; ".join(same))
     index_of = {form(name): index for index, name in enumerate(names)}
     indices = np.array([index_of[form(name)] for name in class_names], dtype=np.int64)
     task = Task(
@@ -203,7 +203,7 @@ def _class_order(config: ScenarioConfig, class_names: Sequence[str]) -> Integers
 
 
 def _check_order(key: str, given: Sequence[str], allowed: Sequence[str], *, kind: str) -> None:
-    """Refuse a list that does not hold every allowed name exactly once."""
+    """Refuse a list that does not contain every allowed name exactly once."""
     known, named = first_written(allowed), first_written(given)
     unknown = [name for key, name in named.items() if key not in known]
     missing = [name for key, name in known.items() if key not in named]
@@ -255,7 +255,7 @@ def _listed_sizes(config: ScenarioConfig, num_classes: int) -> tuple[int, ...]:
     sizes = config.task_sizes or ()
     if config.increment is not None or config.first_task_size is not None:
         raise UsageError(
-            "scenario.task_sizes says everything: do not set scenario.first_task_size "
+            "scenario.task_sizes already gives every size: do not set scenario.first_task_size "
             f"({config.first_task_size}) or scenario.increment ({config.increment}) with it"
         )
     if sum(sizes) != num_classes:

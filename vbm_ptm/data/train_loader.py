@@ -18,7 +18,7 @@ class TrainLoader:
     """The steps of one task on one rank; one loader serves all epochs, so that its workers stay.
 
     Attributes:
-        waited_seconds: How long the batch that came last was waited for; without workers, how long it took to load.
+        waited_seconds: How long the last batch was waited for; without workers, how long it took to load.
     """
 
     def __init__(self, parts: RankParts, loader: ImageLoader) -> None:
@@ -35,7 +35,7 @@ class TrainLoader:
             epoch: From 0.
             start_step: First step; not 0 when a run is resumed.
             replays: Draws of past samples for every step from the first one on, over all ranks; none if empty. Steps
-                behind the last one are not loaded.
+                after the last one are not loaded.
         """
         self._parts.set_epoch(epoch, start_step=start_step, replays=replays)
 
@@ -55,7 +55,7 @@ class TrainLoader:
 
 
 class RankParts:
-    """The batch sampler of one rank: its contiguous chunk of every step's positions, of each kind of samples."""
+    """The batch sampler of one rank: its contiguous chunk of every step's positions, for each kind of sample."""
 
     def __init__(self, sampler: ViewBatchSampler, *, rank: int, num_ranks: int) -> None:
         self._sampler = sampler
@@ -65,7 +65,7 @@ class RankParts:
         self._replays: Sequence[tuple[ReplayPart, ...]] = ()
 
     def set_epoch(self, epoch: int, *, start_step: int, replays: Sequence[tuple[ReplayPart, ...]]) -> None:
-        """Choose what to iterate over; arguments as of ``TrainLoader``."""
+        """Choose what to iterate over; arguments as for ``TrainLoader``."""
         self._sampler.set_epoch(epoch)
         self._start_step = start_step
         self._replays = replays

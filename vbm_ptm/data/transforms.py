@@ -34,8 +34,8 @@ class TransformsConfig(Settings):
     Attributes:
         crop: Weak view: a random resized crop; "resize_then_random": the image squeezed to a square of 300/224 of the
             size, then a random crop (as SLCA does for birds, cars and sketches); "padded": the image squeezed to the
-            size, an eighth of the size of black on each side, then a random crop (small images, from scratch).
-        crop_scale: Part of the area that a random resized crop keeps.
+            size, a black margin of an eighth of the size on each side, then a random crop (small images, from scratch).
+        crop_scale: Fraction of the area that a random resized crop keeps.
         interpolation: For every resize; None: as the weights were trained.
         horizontal_flip: Probability of a horizontal flip.
         brightness: Largest relative change of brightness; 0 disables it.
@@ -49,10 +49,10 @@ class TransformsConfig(Settings):
         affine_degrees: Largest rotation to either side.
         affine_translate: Largest shift, as a fraction of the size.
         affine_scale: Smallest and largest scale.
-        normalization: Mean and std: those of the weights, of a data set, or none (values stay in 0..1).
+        normalization: Mean and std: those of the weights or of a data set, or none (values stay in 0..1).
         test_resize: Evaluation resizes the shorter side to this multiple of the size and crops the centre;
             None: the weights' crop fraction.
-        draft_decoding: Decode JPEGs at a half, a quarter or an eighth of their size if both sides remain at least as
+        draft_decoding: Decode JPEGs at half, a quarter or an eighth of their size if both sides remain at least as
             long as the evaluation needs. Large photographs load several times faster; small crops lose detail, and
             pixel values, and with them results, differ a little from those of a full decoding.
     """
@@ -76,7 +76,7 @@ class TransformsConfig(Settings):
     draft_decoding: bool = False
 
     def idle(self) -> dict[str, str]:
-        """Return the settings of crops and strong views other than the chosen ones."""
+        """Return the settings that belong to crops and strong views other than the chosen ones."""
         found = {} if self.crop == "random_resized" else {"crop_scale": "crop 'random_resized'"}
         for strong in {"affine", "randaugment"} - {self.strong}:
             own = [name for name in type(self).model_fields if name.startswith(f"{strong}_")]
@@ -115,7 +115,7 @@ def build_transforms(
         mean: The weights' mean.
         std: The weights' std.
         interpolation: The weights' interpolation.
-        crop_fraction: Part of the resized shorter side that the weights' evaluation keeps.
+        crop_fraction: Fraction of the resized shorter side that the weights' evaluation keeps.
     """
     resize_mode = config.interpolation or interpolation
     mode = _INTERPOLATIONS[resize_mode]
@@ -137,7 +137,7 @@ def build_transforms(
     if config.brightness:
         weak.append(v2.ColorJitter(brightness=config.brightness))
     strong = _strong_operation(config)
-    # Without a ratio of its own the shorter side is rounded down, as timm does.
+    # Without test_resize, the shorter side is rounded down, as timm does.
     shorter_side = (
         int(image_size / crop_fraction)
         if config.test_resize is None

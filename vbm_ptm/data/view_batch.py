@@ -22,9 +22,9 @@ Integers = npt.NDArray[np.int64]
 
 
 def check_batch_arithmetic(batch_size: int, num_views: int) -> None:
-    """Refuse a batch size that V does not divide or that leaves fewer than two groups a step.
+    """Refuse a batch size that V does not divide or that leaves fewer than two groups per step.
 
-    With one group a step, or torn ones, an epoch would not have ceil(N / B) steps.
+    With one group per step, or torn groups, an epoch would not have ceil(N / B) steps.
     """
     if num_views < 1:
         raise UsageError(f"view_batch.num_views is {num_views}, but must be at least 1")
@@ -39,7 +39,7 @@ def check_batch_arithmetic(batch_size: int, num_views: int) -> None:
 
 
 def effective_views(num_samples: int, num_views: int) -> int:
-    """Return the number of views of a task with this number of samples: at most one for each of them."""
+    """Return the number of views of a task with this number of samples: at most one for each sample."""
     return max(1, min(num_samples, num_views))
 
 
@@ -54,7 +54,7 @@ class ViewBatchSampler:
         batch_size: B, images per step.
         num_views: V; a task with fewer samples uses ``effective_views``.
         seed: Training seed.
-        task_index: Tasks of one size get orders of their own.
+        task_index: Index of the task; tasks of equal size get orders of their own.
     """
 
     purpose: ClassVar[str] = "sampler"
@@ -68,7 +68,7 @@ class ViewBatchSampler:
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.num_views = effective_views(num_samples, num_views)
-        # Exemplars at positions behind the task's own samples may have another number of views.
+        # Exemplars, at positions after the task's own samples, may have another number of views.
         self.num_own, self.num_exemplar_views = num_samples, self.num_views
         self.seed = seed
         self.task_index = task_index
@@ -80,7 +80,7 @@ class ViewBatchSampler:
         return self.num_views
 
     def num_images(self, positions: Sequence[int]) -> int:
-        """Return the images of a step with these samples."""
+        """Return the number of images of a step with these samples."""
         num_own = sum(position < self.num_own for position in positions)
         return num_own * self.num_views + (len(positions) - num_own) * self.num_exemplar_views
 
@@ -89,7 +89,7 @@ class ViewBatchSampler:
         self.epoch = epoch
 
     def draw_of(self, step: int) -> int:
-        """Return the number under which the views of a step are drawn: a sample gets another one at each visit."""
+        """Return the number that seeds the views of a step: a sample gets another one at each visit."""
         return self.epoch
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class ViewBatchSampler:
         return [visited[start:stop] for start, stop in bounds]
 
     def visited(self) -> list[int]:
-        """Return the positions that the epoch visits, in their order: its slice of the cycle's permutation."""
+        """Return the positions that the epoch visits, in order: its slice of the cycle's permutation."""
         cycle, phase = divmod(self.epoch, self.num_views)
         generator = torch.Generator()
         generator.manual_seed(seed_for(self.purpose, seed=self.seed, task=self.task_index, epoch=cycle))

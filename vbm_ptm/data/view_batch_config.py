@@ -1,4 +1,4 @@
-"""Settings of the view batch: how many views, of which samples, and what they serve for."""
+"""Settings of the view batch: how many views, of which samples, and what they are used for."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ViewBatchConfig(Settings):
         strong_share: Fraction of the images that are strong if a sample has one view at a time: a control without
             replay, which with (V - 1) / V shows as many strong images as V views do. The fraction holds for every
             sample over time.
-        query_view: By which query an image chooses its prompts in training: its own, or that of its group's weak view.
-        pull_view: Towards which query keys are pulled in training: each image's own, or that of its group's weak view.
+        query_view: The query by which an image chooses its prompts in training: its own, or its group's weak view's.
+        pull_view: The query that keys are pulled towards in training: each image's own, or its group's weak view's.
     """
 
     num_views: PositiveInt = 4
@@ -39,7 +39,7 @@ class ViewBatchConfig(Settings):
 
     @property
     def views_per_group(self) -> int:
-        """Views of a current sample that stand side by side in a step."""
+        """Views of a current sample that are side by side in a step."""
         if self.views_for != "all" and self.order == "class":
             raise ValueError(
                 f"views_for is {self.views_for}, but with order 'class' no sample has views side by side"
@@ -48,7 +48,7 @@ class ViewBatchConfig(Settings):
 
     @property
     def views_per_replay(self) -> int:
-        """Views of a past sample that stand side by side in a draw."""
+        """Views of a past sample that are side by side in a draw."""
         return self.num_views if self.order == "sample" and self.views_for != "current" else 1
 
     @property

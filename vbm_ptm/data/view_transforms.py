@@ -1,6 +1,6 @@
-"""From an upright RGB image to a view of 8 bit: the weak, the strong and the evaluation transform; and to the input.
+"""From an upright RGB image to an 8-bit view (weak, strong or for evaluation), and on to the network's input.
 
-Views travel to the device as they are, a quarter of the bytes of floats, and are normalised there.
+Views are moved to the device as bytes, a quarter of the size of floats, and are normalised there.
 Shapes: C channels (3), H = W = the backbone's image size.
 """
 
@@ -20,13 +20,13 @@ from vbm_ptm.randomness import seeded
 
 Rgb = tuple[float, float, float]
 
-# Of an image, in multiples of its shorter side; the evaluation looks at the middle square alone.
+# Of an image, in multiples of its shorter side; evaluation looks only at the square in the middle.
 _LONGEST = 32
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """From views to what a network takes: values as its weights were trained on.
+    """From views to the input of a network: values like those that its weights were trained on.
 
     Attributes:
         mean: Per channel, of values in 0..1.
@@ -44,7 +44,7 @@ class Normalization:
 
 @cache
 def _channels(values: Rgb, device: torch.device) -> Tensor:
-    """Return one value per channel (C,1,1), copied to the device once: every copy would wait for it."""
+    """Return one value per channel (C,1,1), copied to the device only once: each copy would wait for the device."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
 
@@ -61,7 +61,7 @@ class ViewTransforms:
         evaluation_operation: RGB image -> RGB image, without randomness.
         normalization: Views -> input of the network.
         record: What the transforms do, for the result of a run.
-        draft_size: As of ``decode_image``, for the images that they get.
+        draft_size: As for ``decode_image``, for the images that they take.
         strong_on_device: Whether batches of weak views come to the device, where some of them are made strong.
     """
 
@@ -111,7 +111,7 @@ def _to_tensor(image: Image.Image) -> Tensor:
 
 
 def _without_long_ends(image: Image.Image) -> Image.Image:
-    """Return the middle of a very long image, of which the centre crop takes a part: enlarged whole it fills memory."""
+    """Return the middle of a very long image for the centre crop: enlarged as a whole it would fill memory."""
     shorter, longer = sorted(image.size)
     excess = (longer - _LONGEST * shorter) // 2
     if excess <= 0:
@@ -121,7 +121,7 @@ def _without_long_ends(image: Image.Image) -> Image.Image:
 
 
 def _rgb_image(image: Image.Image) -> Image.Image:
-    """Refuse what would be augmented wrongly without an error: tensors, floats, other modes."""
+    """Refuse what would be augmented wrongly and silently: tensors, floats, other modes."""
     if not isinstance(image, Image.Image):
         raise TypeError(f"transforms take a PIL image of mode RGB, not a {type(image).__name__}.")
     if image.mode != "RGB":

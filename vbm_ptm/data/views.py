@@ -1,6 +1,6 @@
-"""The views of a step: each sample decoded once and drawn V times.
+"""The views of a step: each sample is decoded once, and V views of it are drawn.
 
-Views are a tensor axis, so a group cannot be torn. A view has a seed of its own: it is the same in any worker, on any
+Views are a tensor axis, so a group cannot be torn. Each view has its own seed: it is the same in any worker, on any
 rank and with any V.
 Shapes: G groups, V views, C colour channels, H x W pixels.
 """
@@ -34,8 +34,8 @@ class ViewBatch:
         labels: (G,) int64 class indices.
         sample_ids: (G,) int64 row numbers in the whole training split.
         num_global_groups: Groups of the step over all ranks; the mean of a loss is taken over these.
-        slots: (G,) int64 of a replay draw: where the buffer holds each sample; None for current samples.
-        replays: Draws of past samples that the step has beside these current ones.
+        slots: (G,) int64, for a replay draw: where the buffer holds each sample; None for current samples.
+        replays: Draws of past samples that the step has besides these current ones.
         exemplars: Samples of the same pass that have another number of views; None where all have V.
         strong_seeds: (G,V) int64, of weak views that the device makes strong; -1 for others. None: there are none.
     """
@@ -51,7 +51,7 @@ class ViewBatch:
 
     @property
     def num_groups(self) -> int:
-        """G of this rank."""
+        """G on this rank."""
         return self.images.shape[0]
 
     @property
@@ -74,7 +74,7 @@ class ViewBatch:
     def flattened(self, transforms: ViewTransforms) -> tuple[Tensor, ...]:
         """Return the input images (N,C,H,W), labels (N,) and, of a draw, slots (N,), a group's views side by side.
 
-        Those of exemplars are behind the others.
+        Those of exemplars come last.
         """
         columns = (self.labels,) if self.slots is None else (self.labels, self.slots)
         views = transforms.strengthen(self.images, self.strong_seeds)
@@ -134,7 +134,7 @@ class ReplayPart(NamedTuple):
 
 
 class StepPart(NamedTuple):
-    """What one rank loads for one step; travels to the workers, which therefore always know the draw."""
+    """What one rank loads for one step; it is sent to the workers, which therefore always know the draw."""
 
     draw: int
     positions: list[int]
@@ -145,7 +145,7 @@ class StepPart(NamedTuple):
 
 @dataclass(eq=False)
 class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
-    """The samples of one task, decoded once and drawn as V views, each seeded by (seed, task, draw, row, view).
+    """The samples of one task, each decoded once and shown in V views, seeded by (seed, task, draw, row, view).
 
     Attributes:
         split: The training split.
@@ -155,9 +155,9 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         num_views: V, as the sampler has it.
         seed: Training seed.
         task_index: Index of the task.
-        strong_share: Part of the images that are strong, with one view.
+        strong_share: Fraction of the images that are strong, with one view.
         num_own: Positions with V views; None for all.
-        num_exemplar_views: Views at the positions behind them.
+        num_exemplar_views: Views at the positions after them.
     """
 
     split: ImageSplit
@@ -189,14 +189,14 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         return torch.stack(views), int(self.class_indices[row]), row
 
     def __getitems__(self, part: StepPart) -> ViewBatch:
-        """Return all groups of one rank's part of a step; a data loader calls this with what it was told."""
+        """Return all groups of one rank's part of a step; a data loader calls this with its part."""
         batch = self._groups(part, first=0)
         exemplars = None if part.exemplars is None else self._groups(part.exemplars, first=self.num_own or 0)
         replays = tuple(self._replay(replayed, like=batch.images) for replayed in part.replays)
         return replace(batch, replays=replays, exemplars=exemplars)
 
     def _groups(self, part: StepPart, *, first: int) -> ViewBatch:
-        # A rank without groups runs on an empty batch: any sample of the kind tells its shape.
+        # A rank without groups runs on an empty batch: any sample of the kind gives its shape.
         samples = [self[part.draw, position] for position in part.positions or [first]]
         images = torch.stack([views for views, _, _ in samples])[: len(part.positions)]
         samples = samples[: len(part.positions)]
@@ -210,7 +210,7 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
         )
 
     def _replay(self, part: ReplayPart, *, like: Tensor) -> ViewBatch:
-        """Return a draw of past samples; a row that comes back within an epoch has other views each time."""
+        """Return a draw of past samples; a row that comes back within an epoch has new views each time."""
         purpose = f"replay view {part.draw}"
         groups = [
             torch.stack(
@@ -255,7 +255,7 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
     def _is_strong(self, row: int, draw: int, view: int = 0) -> bool:
         """Return whether a view is strong: all but the first are, and the first one in a share of the draws.
 
-        Over any number of draws a sample keeps its share, to one image.
+        Over any number of draws a sample keeps its share to within one image.
         """
         if view or not self.strong_share:
             return view > 0
@@ -266,10 +266,10 @@ class MultiViewDataset(Dataset[tuple[Tensor, int, int]]):
 
 
 def check_class_indices(split: ImageSplit, class_indices: Integers) -> None:
-    """Refuse class indices of a task where those of the whole split are needed.
+    """Refuse class indices of a task in place of those of the whole split.
 
     Raises:
-        ValueError: There is not one for every row of the split.
+        ValueError: There is not exactly one for every row of the split.
     """
     if len(class_indices) != len(split):
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Worker processes that load images: how they hand batches over, and what happens where one fails.
+"""Worker processes that load images: how they hand over batches, and what happens when one fails.
 
-torch packs a batch in a thread of its own, where a failure is printed and the batch is lost: the run waits for ever.
-Here the worker packs it itself, so that a failure reaches the run; where memory cannot be shared (a small /dev/shm, a
+torch packs batches in a separate thread, where a failure is printed and the batch is lost: the run waits for ever.
+Here the worker packs them itself, so that a failure reaches the run; if memory cannot be shared (a small /dev/shm, a
 socket path that is too long), the bytes go through the pipe.
 """
 
@@ -30,10 +30,10 @@ from vbm_ptm.errors import UsageError, WorkerError
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which a rank that waits for a batch looks whether it has been asked to stop.
+# How often, in seconds, a rank that waits for a batch checks whether it has been asked to stop.
 _LOOK_SECONDS = 5.0
 
-# Signals that terminals and batch systems send to workers as well, where the run alone decides what happens.
+# Signals that terminals and batch systems also send to workers, though only the run decides what happens.
 _FOR_THE_RUN = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 _SHARING_HINTS = {
@@ -50,7 +50,7 @@ class PartList(Sized, Protocol):
 
 
 class ImageLoader:
-    """Brings batches in order, from worker processes or in this one.
+    """Loads batches in order, in worker processes or in this one.
 
     Each part is handed to the data set's ``__getitems__``, and what that returns is passed on.
 
@@ -61,8 +61,8 @@ class ImageLoader:
         context: How they start; None for the platform's default.
         is_persistent: Whether workers stay for the next pass.
         pin_memory: Put batches into page-locked memory.
-        limit_seconds: How long a batch may take.
-        on_wait: Called every few seconds while a batch does not come; may raise.
+        limit_seconds: Longest time that a batch may take.
+        on_wait: Called every few seconds while a batch is waited for; may raise.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ImageLoader:
             multiprocessing_context=self._context if num_workers else None,
             persistent_workers=self._is_persistent and num_workers > 0,
             timeout=min(_LOOK_SECONDS, self._limit) if num_workers else 0,
-            # A loader draws a base seed when it is iterated; a generator of its own spares the global one.
+            # A loader draws a base seed when it is iterated; its own generator leaves the global one untouched.
             generator=torch.Generator(),
             pin_memory=self._pin_memory,
         )
@@ -114,7 +114,7 @@ class ImageLoader:
             return iter(self._loader)
         before = set(multiprocessing.active_children())
         try:
-            # torch needs as many; where it finds none, it leaves a loader that cannot be taken down.
+            # torch needs as many queues; if it cannot get them, it leaves a loader that cannot be shut down.
             context = multiprocessing.get_context(self._context)
             probes = [context.Queue() for _ in range(1 + self._loader.num_workers)]
             del probes
@@ -124,7 +124,7 @@ class ImageLoader:
             _warn_once(f"no worker processes can be started ({error}): images are loaded in the main process")
             self._loader = self._new_loader(0)
             return iter(self._loader)
-        except RuntimeError as error:  # of a worker that has stayed since the last pass
+        except RuntimeError as error:  # from a worker that has stayed since the last pass
             self._end_workers()
             raise _explained(error) from error
         started = [worker for worker in multiprocessing.active_children() if worker not in before]
@@ -152,7 +152,7 @@ class ImageLoader:
             self._keep_waiting(waited)
 
     def _keep_waiting(self, waited: float) -> None:
-        """Raise where a batch has not come for too long, or the run is asked to stop."""
+        """Raise if a batch has not come for too long, or the run has been asked to stop."""
         try:
             self._on_wait()
             if waited >= self._limit:
@@ -165,10 +165,10 @@ class ImageLoader:
             raise
 
     def _end_workers(self) -> None:
-        """End all workers, also those that are stuck, for which the program would wait when it ends."""
+        """End all workers, even stuck ones, which the program would otherwise wait for when it ends."""
         left = list(self._workers)
         while left:
-            with suppress(RuntimeError):  # by which torch reports that one has been killed
+            with suppress(RuntimeError):  # this is how torch reports that one has been killed
                 while left:
                     left[-1].kill()
                     left[-1].join(_LOOK_SECONDS)
@@ -177,7 +177,7 @@ class ImageLoader:
 
 @atexit.register
 def _end_what_is_left() -> None:
-    """End workers that outlive their loader; SIGTERM, which Python would send and wait, does not reach them."""
+    """End workers that outlive their loader: they block SIGTERM, which Python would send them and then wait."""
     left = [child for child in multiprocessing.active_children() if child.daemon]
     while left:
         with suppress(RuntimeError):
@@ -186,7 +186,7 @@ def _end_what_is_left() -> None:
 
 
 class _Parcel:
-    """A batch as bytes, which name shared memory or hold the pixels themselves.
+    """A batch as bytes that refer to shared memory or hold the pixels themselves.
 
     Args:
         content: The bytes.
@@ -220,7 +220,7 @@ def _pinned(batch: Any) -> Any:
 
 
 class _Packer:
-    """Packs batches in the worker; once memory could not be shared, it is not tried again."""
+    """Packs batches in the worker; once sharing memory has failed, it is not tried again."""
 
     def __init__(self) -> None:
         self._problem: str | None = None
@@ -250,10 +250,10 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _signals_blocked:  # noqa: N801 - used like a function
-    """Blocks signals while workers start, who inherit that: there is no moment at which one could be interrupted."""
+    """Blocks signals while workers start, which they inherit: there is no moment at which one could be interrupted."""
 
     def __enter__(self) -> None:
-        if sys.platform != "win32":  # where signals cannot be blocked
+        if sys.platform != "win32":  # Windows cannot block signals
             numbers = [getattr(signal, name) for name in _FOR_THE_RUN]
             self._before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
@@ -263,15 +263,15 @@ class _signals_blocked:  # noqa: N801 - used like a function
 
 
 def _explained(error: Exception) -> Exception:
-    """Return what to raise for a failure of a worker, or on the way from it."""
-    cause = str(error.__cause__)  # of "exited unexpectedly"
+    """Return what to raise for a failure of a worker, or in transit from it."""
+    cause = str(error.__cause__)  # the cause of "exited unexpectedly"
     text = cause if cause.startswith("DataLoader worker") else str(error)
     ours = re.search(r"\nvbm_ptm\.errors\.(?:UsageError|UnreachableError): (.*)\Z", text, flags=re.DOTALL)
-    if ours:  # of an image: what the worker said, without its traceback
+    if ours:  # about an image: what the worker said, without its traceback
         return UsageError(*ours[1].strip().splitlines())
     if getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in text or "ancdata" in text:
         return WorkerError(
-            "too many files are open: raise the limit (ulimit -n), or take fewer data.num_workers."
+            "too many files are open: raise the limit (ulimit -n), or use fewer data.num_workers."
         )
     if isinstance(error, MemoryError) or "allocate memory" in text:
         reason = "memory was short"
@@ -283,7 +283,7 @@ def _explained(error: Exception) -> Exception:
         return error
     what = "shared memory (/dev/shm)" if "Bus error" in text else "memory"
     return WorkerError(
-        f"a worker process that loads images has failed: {reason}. Most often {what} is short: take fewer "
+        f"a worker process that loads images has failed: {reason}. Usually {what} is short: use fewer "
         "data.num_workers, or 0. The checkpoints are intact, and the run can be resumed."
     )
 

@@ -562,7 +562,7 @@ def test_load_image_dataset__skips_bad_images_and_lists_them(
 def test_load_image_dataset__refuses_to_skip_a_whole_class(tmp_path: Path) -> None:
     write_split(tmp_path, ["a", "b"], num_train=1)
     (tmp_path / "train" / "b" / "0.png").write_bytes(b"")
-    with pytest.raises(UsageError, match="no training image is left of: 'b'"):
+    with pytest.raises(UsageError, match="these classes have no training image: 'b'"):
         load(tmp_path, on_bad_image="skip")
 
 

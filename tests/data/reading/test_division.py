@@ -192,7 +192,7 @@ def test_load_image_dataset__says_that_lists_are_about_another_folder(tmp_path: 
     write_lists(write_images(tmp_path), ["dog/1.png", "dog/2.png"], ["dog/3.png"])
     (problem,) = problems_of(tmp_path)
     assert (
-        "none of the 3 listed files is there: the lists say 'dog/1.png', the data set holds 'ant/0.png'"
+        "none of the 3 listed files is there: the lists say 'dog/1.png', the data set has 'ant/0.png'"
         in problem
     )
 
@@ -298,7 +298,7 @@ def test_load_image_dataset__leaves_other_domains_and_their_lists_out(tmp_path: 
 
 def test_load_image_dataset__domains_need_a_source_that_names_them(tmp_path: Path) -> None:
     write_images(tmp_path)
-    with pytest.raises(UsageError, match=r"the data set names none: set dataset\.domain_column"):
+    with pytest.raises(UsageError, match=r"the data set has none: set dataset\.domain_column"):
         load_image_dataset(DatasetSpec(name="toy", path=tmp_path, domains=("real",)))
 
 

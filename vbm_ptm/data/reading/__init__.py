@@ -1,1 +1,1 @@
-"""From what a user names to checked image splits: sources, folders, lists, held-out parts."""
+"""From what the user names to checked image splits: sources, folders, lists, held-out parts."""

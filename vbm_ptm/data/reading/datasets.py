@@ -1,4 +1,4 @@
-"""Image data sets: what is configured, and how it becomes a training and a test split with one mapping.
+"""Image data sets: what is configured, and how it becomes a training and a test split with one class mapping.
 
 Shapes: N images of a split, K classes.
 """
@@ -50,14 +50,14 @@ class DatasetSpec(Settings):
     """Where images come from and how they are split.
 
     Attributes:
-        name: What the data set is called in results.
-        source: ``builtin:digits`` or the id of a data set on the Hugging Face hub.
-        config_name: Configuration of a hub data set.
-        revision: Branch, tag or commit of a hub data set.
+        name: Name of the data set in results.
+        source: ``builtin:digits`` or the id of a data set on the Hugging Face Hub.
+        config_name: Configuration of a Hub data set.
+        revision: Branch, tag or commit of a Hub data set.
         path: An image folder, a parquet file, a folder of parquet files, or what ``save_to_disk`` wrote;
             wins over `source`.
-        layout: Of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), whichever of these two is found
-            (auto), ``<domain>/<class>/`` (domains), or folders without a meaning (listed: lists name the classes).
+        layout: Layout of an image folder: ``train/<class>/`` (split), ``<class>/`` (flat), whichever of these two is
+            found (auto), ``<domain>/<class>/`` (domains), or folders without a meaning (listed: lists name classes).
         image_column: Column with the images (tables only).
         label_column: Column with the class: class labels, integers or text (tables only).
         domain_column: Column with the domain (tables only).
@@ -74,12 +74,12 @@ class DatasetSpec(Settings):
         validation_fraction: If above 0, this part of every class of the training data becomes the test split, and the
             real one is not used: for tuning.
         train_images_per_class: At most this many training images of each class (and domain), for studies on few cores;
-            which ones depends on names alone. All test images are kept.
-        num_classes: Compared with the number that is found.
-        expected: Name of a variant -> numbers of images. Other numbers give a warning.
-        on_unlabelled: Refuse tables with rows without a class (missing, negative or empty), or leave such rows out.
-        row_names: What identifies the rows of tables: their content (the split and its hash survive another order of
-            the rows, and change with the images), or their number (as in runs of earlier versions).
+            names alone decide which. All test images are kept.
+        num_classes: Expected number of classes; it must be the number found.
+        expected: Name of a variant -> its numbers of images. Other numbers give a warning.
+        on_unlabelled: Refuse tables with rows that have no class (missing, negative or empty), or leave such rows out.
+        row_names: What identifies the rows of tables: their content (the split and its hash do not depend on the order
+            of the rows, and change with the images), or their number (as in runs of earlier versions).
         on_bad_image: Refuse to start if images cannot be decoded, or leave these images out.
         verify: Decode every image before training (full), look for empty files only (none: not even that);
             auto is full up to 20,000 images.
@@ -133,15 +133,15 @@ class DatasetSpec(Settings):
 
 
 def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
-    """Read a data set: its images stay undecoded, its labels are read, its splits are settled.
+    """Read a data set: images stay undecoded, labels are read, splits are decided.
 
     The outcome depends on names alone: not on the order of files, the machine or any training seed.
 
     Raises:
-        UsageError: The data set is not there, cannot be read as configured, or holds bad images: all that can be
-            told at once.
+        UsageError: The data set is not there, cannot be read as configured, or holds bad images: as many problems
+            as can be told at once.
     """
-    # A split that is not used is not judged.
+    # A split that is not used is not checked.
     source = with_one_spelling(_open(spec, reads_test=spec.validation_fraction == 0 or spec.has_lists))
     if spec.domains and (source.train.domains is not None or not spec.has_lists):
         source = select_domains(source, spec.domains)
@@ -262,7 +262,7 @@ def _warnings(
     listed: DividedSource | None,
     missing_domains: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return all that is worth a warning."""
+    """Return everything worth a warning."""
     record, num_domains = source.record, len(splits["train"].images_per_domain)
     known = {form(name) for name in splits["train"].images_per_class}
     nameless = {path for path in record.empty_class_folders if form(path.rpartition("/")[2]) not in known}
@@ -275,7 +275,7 @@ def _warnings(
                 sorted({*record.empty_class_folders} - nameless),
             ),
             ("files that are not images of a class, ignored", record.ignored_files),
-            ("tables that are no part of a split in use, ignored", record.ignored_tables),
+            ("tables that are not part of a split in use, ignored", record.ignored_tables),
             ("folders that belong to no split, ignored", record.unused_folders),
             ("images in no list, left out", record.unlisted_images),
             ("images listed more than once, used once", listed and listed.repeated),
@@ -290,7 +290,7 @@ def _warnings(
     ):
         if same := alike(several):
             warnings.append(
-                f"{what} whose names differ in capitals or white space alone: {some_lines(same, limit=5)}"
+                f"{what} whose names differ only in case or white space: {some_lines(same, limit=5)}"
             )
     if missing_domains:
         warnings.append(
@@ -303,7 +303,7 @@ def _warnings(
 def _compare(
     spec: DatasetSpec, splits: Mapping[str, SplitRecord], *, is_divided: bool
 ) -> ExpectedRecord | None:
-    """Return how the images differ from the published ones; None without such numbers, or of parts."""
+    """Return how the images differ from the published ones; None without such numbers, or for a part of them."""
     if spec.expected is None or spec.validation_fraction > 0 or spec.train_images_per_class is not None:
         return None
     has_own_split = bool(spec.split_file) or is_divided
@@ -367,7 +367,7 @@ def _open(spec: DatasetSpec, *, reads_test: bool) -> Source:
 
 
 def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
-    """Say where the classes are not those that were announced, or not the same in both splits."""
+    """Say whether the classes are not the announced ones, or not the same in both splits."""
     class_names = source.train.label_names
     problems = []
     if spec.num_classes not in (None, len(class_names)):
@@ -381,7 +381,7 @@ def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
         unknown = [name for name in used if form(name) not in known]
         if unknown:
             problems.append(
-                f"the test split has classes that the training split does not know: {some_names(unknown)}. Known are: "
+                f"the test split has classes that the training split does not know: {some_names(unknown)}. It knows: "
                 f"{some_names(class_names)}."
             )
     return problems
@@ -390,7 +390,7 @@ def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
 def _settle_splits(
     source: Source, spec: DatasetSpec, *, has_test_split: bool
 ) -> tuple[SourceSplit, SourceSplit, str | None]:
-    """Hold images out where it is asked for or needed; return training, test and what was done."""
+    """Hold images out if this is asked for or needed; return training, test and what was done."""
     train = source.train
     if source.test is not None:
         return train, source.test, None

@@ -1,4 +1,4 @@
-"""Giving every image the split that lists name for it, and finding out where lists and images contradict each other.
+"""Giving every image the split that lists name for it, and finding contradictions between lists and images.
 
 Shapes: N images of a source, M entries of lists.
 """
@@ -23,19 +23,19 @@ from vbm_ptm.errors import some_names
 logger = logging.getLogger(__name__)
 
 _SAMPLE_SIZE = 1000
-# What lists write where an image has no label.
+# What lists contain for an image without a label.
 _NO_LABEL = (None, "", "-1")
 
 
 @dataclass(frozen=True)
 class DividedSource:
-    """A source whose splits are those of lists.
+    """A source divided by lists.
 
     Attributes:
-        source: Its splits; no test split where the lists name no image for testing.
-        missing: Listed files that are not there.
-        unlisted: Names of images that are in no list and so in no split.
-        repeated: Names that a list holds more than once; such an image is used once.
+        source: Its splits; no test split if the lists name no image for testing.
+        missing: Listed files that do not exist.
+        unlisted: Names of images that are in no list, and so in no split.
+        repeated: Names that a list contains more than once; such an image is used once.
         problems: What makes the lists unusable.
     """
 
@@ -51,14 +51,14 @@ def divide(
 ) -> DividedSource:
     """Give every image of a source the split that lists name for it.
 
-    Entries are found by path, whatever folders stand before it and whichever way its slashes lean; rows of tables by
-    what they hold, or by their numbers, as older lists have it. Class ids follow numeric labels, where lists give them,
-    and otherwise stay in the order of the source.
+    Files are matched by path, whatever folders precede it and whichever way its slashes lean; rows of tables by their
+    content, or by their numbers, as in older lists. Class ids follow numeric labels, if the lists give them, and
+    otherwise keep the order of the source.
 
     Args:
         source: All images; its own splits do not count.
-        entries: What the lists say, M entries.
-        domains: Pass over entries of other domains, whose images need not be there.
+        entries: The M entries of the lists.
+        domains: Skip entries of other domains, whose images need not be there.
     """
     pool = _pool(source)
     names: list[str] = pool.source_names.to_pylist()
@@ -89,8 +89,8 @@ def divide(
         )
     if entries and not len(positions):
         problems.append(
-            f"none of the {len(entries)} listed files is there: the lists say '{entries[0].path}', the data set holds "
-            f"'{keys[0]}'. Set dataset.path to the folder that the lists are about."
+            f"none of the {len(entries)} listed files is there: the lists say '{entries[0].path}', the data set has "
+            f"'{keys[0]}'. Set dataset.path to the folder that the lists refer to."
         )
     label_names, labels, of_labels = _labels(pool, listed, positions)
     listed_domains, of_domains = _domains(pool, listed, positions)
@@ -130,20 +130,20 @@ def _pool(source: Source) -> SourceSplit:
 
 
 def _keys_of(entries: Sequence[ListEntry], pool: SourceSplit) -> list[str]:
-    """Return (N,) what lists know the images by."""
+    """Return (N,) what identifies the images in lists."""
     keys: list[str] = pool.keys.to_pylist()
     names: list[str] = pool.source_names.to_pylist()
     if pool.identities is not None and entries and {entry.path for entry in entries} <= set(names):
         logger.warning(
-            "the lists name rows by their numbers: if the rows of the table are in another order now, nothing tells; "
-            "lists that name images by their content are safe from that"
+            "the lists name rows by number: if the rows of the table are now in another order, this goes unnoticed; "
+            "lists that name images by their content do not have this problem"
         )
         return names
     return keys
 
 
 def _part(pool: SourceSplit, indices: Integers, name: str) -> SourceSplit:
-    """Return some images as a split that knows the classes that occur in it."""
+    """Return some images as a split that knows only the classes that occur in it."""
     part = select(pool, indices)
     occurring, labels = np.unique(part.labels, return_inverse=True)
     names = tuple(pool.label_names[label] for label in occurring)
@@ -166,7 +166,7 @@ def _paths_below_root(entries: Sequence[ListEntry], names: Sequence[str]) -> lis
 
 
 def _locate(paths: Sequence[str], names: Sequence[str]) -> Integers:
-    """Return (M,) the position of each path among the names; -1 where it is not there."""
+    """Return (M,) the position of each path among the names; -1 if it is not among them."""
     position = {name: index for index, name in enumerate(names)}
     found = [position.get(path, -1) for path in paths]
     if -1 in found:
@@ -184,12 +184,12 @@ def _labels(
     """Compare the labels of lists with the classes of the source.
 
     Returns:
-        The class names, in the order of their ids; (N,) the class id of every image; what contradicts.
+        The class names, in the order of their ids; (N,) the class id of every image; the contradictions.
     """
     pairs = zip((entry.label for entry in listed), positions.tolist(), strict=True)
     labelled = [(label, position) for label, position in pairs if label not in _NO_LABEL]
     names = pool.label_names
-    if names == ("",):  # folders mean nothing: the lists alone know the classes
+    if names == ("",):  # folders mean nothing: only the lists know the classes
         return _labels_of_lists(pool, labelled, num_unlabelled=len(listed) - len(labelled))
     classes = pool.labels.tolist()
     differing = [
@@ -239,7 +239,7 @@ def _labels_of_lists(
 def _numbered(
     pool: SourceSplit, labelled: Sequence[tuple[str, int]]
 ) -> tuple[tuple[str, ...], Integers, list[str]]:
-    """Give classes the order of their numbers; each class must have one number, and each number one class."""
+    """Order the classes by their numbers; each class must have one number, and each number one class."""
     classes, names = pool.labels.tolist(), pool.label_names
     pairs = Counter((classes[position], int(label)) for label, position in labelled)
     number_of: dict[int, int] = {}
@@ -268,7 +268,7 @@ def _numbered(
 def _domains(
     pool: SourceSplit, listed: Sequence[ListEntry], positions: Integers
 ) -> tuple[NDArray[np.str_] | None, list[str]]:
-    """Return (N,) the domain of every image, from the source or else from lists, and what contradicts."""
+    """Return (N,) the domain of every image, from the source or else from lists, and the contradictions."""
     given = {
         position: entry.domain
         for entry, position in zip(listed, positions.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""How many images a published data set holds, and how what was found differs from it."""
+"""How many images a published data set has, and how what was found differs from it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import Field
 
 from vbm_ptm.settings import Settings
 
-# Images of a split: training, testing.
+# Numbers of images: for training, for testing.
 Counts = tuple[int, int]
 
 
 class ExpectedImages(Settings):
-    """Numbers of images; what is None is not compared.
+    """Numbers of images; those that are None are not compared.
 
     Attributes:
         train: For training.
@@ -28,7 +28,7 @@ class ExpectedImages(Settings):
 
 
 class ExpectedCounts(ExpectedImages):
-    """Numbers of images of a variant of a data set.
+    """Numbers of images in a variant of a data set.
 
     Attributes:
         domains: Name of a domain -> its numbers.
@@ -39,11 +39,11 @@ class ExpectedCounts(ExpectedImages):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The variant that what was found is, or is most like.
+    """The variant that the images match, or come closest to.
 
     Attributes:
         variant: Its name.
-        differences: What differs from it, in words.
+        differences: How they differ from it, in words.
         missing_domains: Those of its domains that were not found.
     """
 
@@ -59,13 +59,13 @@ def compare(
     *,
     has_own_split: bool,
 ) -> Comparison:
-    """Return how what was found differs from the variant that it is most like.
+    """Return how the images differ from the variant that they come closest to.
 
     Args:
         variants: At least one.
         found: Images of all domains.
         domains: Images of each domain.
-        has_own_split: The images are divided in a way of the user's own: only totals are compared.
+        has_own_split: The user has divided the images: only totals are compared.
     """
     comparisons = [
         _differences(name, expected, found, domains, has_own_split=has_own_split)

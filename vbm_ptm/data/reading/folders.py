@@ -1,4 +1,4 @@
-"""Reading a folder of images: every folder name is a legal class name, nothing is guessed silently."""
+"""Reading a folder of images: any folder name may be a class name, and nothing is guessed silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FoundLayout = Literal["split", "flat", "domains", "listed"]
 TEST_SPLIT_NAMES = ("test", "val", "valid", "validation")
 _SPLIT_LIKE = frozenset({"train", "training", "testing", *TEST_SPLIT_NAMES})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
-# Folders that file managers, network drives and archivers leave beside or among images, with thumbnails or copies.
+# Folders with thumbnails or copies that file managers, network drives and archivers leave beside or among images.
 _SYSTEM_FOLDERS = frozenset(
     {"@eadir", "@tmp", "#recycle", "@recycle", "@recently-snapshot", "#snapshot", "__macosx", "$recycle.bin"}
     | {"system volume information", "lost+found", "thumbnails.tmp"}
@@ -31,10 +31,10 @@ class FolderSplit:
     """The images of one split.
 
     Attributes:
-        folder: The split's folder below the root, or "" where the classes stand directly below it.
+        folder: The split's folder below the root, or "" if the classes lie directly below the root.
         files: Paths relative to the root with "/", sorted by class, then by path; length N.
-        classes: Class name of every file; length N. "" where only lists can tell.
-        domains: Domain of every file, where folders name domains; length N.
+        classes: Class name of every file; length N. "" if only lists can tell.
+        domains: Domain of every file, if folders name domains; length N.
     """
 
     folder: str
@@ -52,8 +52,8 @@ class ImageFolder:
             (``<domain>/<class>/``) or "listed" (folders mean nothing).
         train: The images below the training folder of a split layout, else all.
         test: The images below the test folder, if there is one.
-        test_folder: Name of the folder that holds the test split, read or not.
-        empty_class_folders: Class folders without any image; they are not classes.
+        test_folder: Name of the folder with the test split, read or not.
+        empty_class_folders: Class folders without images, which are not classes.
         ignored_files: Files that are not images, images outside every class folder, and folders of file managers.
         unused_folders: Top-level folders that belong to no split.
     """
@@ -68,7 +68,7 @@ class ImageFolder:
 
 
 def expected_tree(root: str | Path, layout: Layout = "auto") -> str:
-    """Word the folder trees that can be read."""
+    """Describe the folder trees that can be read."""
     if layout == "domains":
         return f"Expected {root}/<domain>/<class>/*.jpg."
     if layout == "listed":
@@ -87,17 +87,17 @@ def read_image_folder(
     test_split: str = "test",
     reads_test: bool = True,
 ) -> ImageFolder:
-    """List the images of a folder by split and class; no image is opened.
+    """List the images of a folder by split and class, without opening any.
 
-    Images in sub-folders of a class folder belong to the class; hidden files are passed over, hidden folders are named.
+    Images in sub-folders of a class folder belong to the class; hidden files are skipped, hidden folders are reported.
 
     Args:
         root: The folder.
-        layout: "auto" decides between split and flat by what stands in the training folder and refuses what
-            reads two ways.
+        layout: "auto" decides between split and flat by what the training folder contains, and refuses what is
+            ambiguous.
         train_split: Name of the training folder.
         test_split: Name of the test folder; for "test", also val, valid and validation are looked for.
-        reads_test: Without it, what the test folder holds is neither listed nor judged.
+        reads_test: If false, the content of the test folder is neither listed nor checked.
 
     Raises:
         UsageError: There are no images, or the folder does not fit the layout, or fits several.
@@ -134,14 +134,14 @@ def read_image_folder(
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
-    """List the images that files and folders stand for; no image is opened.
+    """List the images that files and folders stand for, without opening any.
 
     Args:
         paths: Files, taken as given whatever their suffix, and folders, of which every image at any depth is
-            taken, sorted by path; hidden files are passed over.
+            taken, sorted by path; hidden files are skipped.
 
     Raises:
-        UsageError: A path is missing or a folder holds no images; one message each.
+        UsageError: A path is missing or a folder holds no images; one message for each.
     """
     images: list[Path] = []
     problems: list[str] = []
@@ -173,7 +173,7 @@ def _names_beside(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _Tree:
-    """Everything below a root as relative paths with "/".
+    """Everything below a root, as relative paths with "/".
 
     Attributes:
         direct: Top-level folder -> number of images directly inside.
@@ -202,7 +202,7 @@ def _walk(root: Path) -> _Tree:
         for entry in entries:
             path = folder + entry.name
             if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FOLDERS:
-                if entry.is_dir():  # it may be meant as a class
+                if entry.is_dir():  # it may be intended as a class
                     other_files.append(path + "/")
                 continue
             if entry.is_dir():
@@ -210,7 +210,7 @@ def _walk(root: Path) -> _Tree:
                     target = os.path.realpath(entry.path)
                     inside = (*entered, os.path.realpath(root / folder))
                     if any(f"{real}{os.sep}".startswith(f"{target}{os.sep}") for real in inside):
-                        continue  # a link back to a folder we are in
+                        continue  # a link back to a folder on the current path
                     folders.append(path)
                     pending.append((path + "/", (*entered, target)))
                 else:
@@ -243,12 +243,12 @@ def _refuse_undecodable_names(root: Path, names: list[str]) -> None:
 
 
 def _refuse_two_forms(root: Path, folders: list[str]) -> None:
-    """Raise where two folders beside each other have one name in two Unicode forms."""
+    """Raise if two sibling folders have one name in two Unicode forms."""
     twice = same_in_other_form(sorted(folder for folder in folders if not folder.isascii()))
     if twice:
         raise UsageError(
-            f"'{root}' has folders whose names look alike and differ in their Unicode form alone: "
-            f"{some_names(twice)}. Put them together, or rename one."
+            f"'{root}' has folders whose names look alike and differ only in their Unicode form: "
+            f"{some_names(twice)}. Merge them, or rename one."
         )
 
 
@@ -293,7 +293,7 @@ def _detect_layout(
 
 
 def _layouts_that_fit(tree: _Tree, train_split: str) -> str:
-    """Advise every layout that a tree can be read by, and say what each makes of its folders."""
+    """Suggest every layout that fits a tree, and say what its folders mean in each."""
     names = [name for name in tree.top_folders if tree.direct[name] or tree.nested[name]]
     fitting = [f"dataset.layout=flat if {some_names(names, limit=3)} are classes"]
     if all(tree.nested[name] and not tree.direct[name] for name in names) and len(names) > 1:
@@ -304,7 +304,7 @@ def _layouts_that_fit(tree: _Tree, train_split: str) -> str:
 
 
 def _refuse_domains(root: Path, tree: _Tree) -> None:
-    """Raise where every folder holds the same folders of images, as domains would."""
+    """Raise if every folder holds the same folders of images, as domains would."""
     inside: dict[str, set[str]] = {name: set() for name in tree.nested}
     for path in tree.images:
         top, *below = path.split("/", 2)
@@ -320,7 +320,7 @@ def _refuse_domains(root: Path, tree: _Tree) -> None:
 
 
 def _refuse_one_too_high(root: Path, tree: _Tree) -> None:
-    """Raise where all images lie in folders of a single folder, as where an archive was unpacked into a new one."""
+    """Raise if all images lie in folders of a single folder, as after unpacking an archive into a new one."""
     below = os.path.commonpath([os.path.dirname(path) for path in tree.images])
     if "/" in below and any(os.path.dirname(path) == below for path in tree.images):
         below = os.path.dirname(below)  # that is a class
@@ -333,7 +333,7 @@ def _refuse_one_too_high(root: Path, tree: _Tree) -> None:
 
 
 def _refuse_missing_folders(root: Path, tree: _Tree, layout: FoundLayout) -> None:
-    """Raise where the folders that name classes are not there."""
+    """Raise if the folders that name classes are missing."""
     if layout == "flat" and not tree.direct and not tree.nested:
         raise UsageError(
             f"'{root}' holds {_count(tree.images, 'image')} but no class folders: images need a class. "
@@ -347,14 +347,14 @@ def _refuse_missing_folders(root: Path, tree: _Tree, layout: FoundLayout) -> Non
 
 
 def _refuse_unused_split_names(root: Path, tree: _Tree, train_split: str, test_split: str) -> None:
-    """Raise where a split is named of its own that a flat folder does not have."""
+    """Raise if a split was named explicitly that a flat folder does not have."""
     for key, name, default in (("train", train_split, "train"), ("test", test_split, "test")):
         if name != default:
             raise UsageError(f"in '{root}': {unknown_name(f'dataset.{key}_split', name, tree.top_folders)}")
 
 
 def _test_folder(root: Path, tree: _Tree, test_split: str, *, is_judged: bool = True) -> str | None:
-    """Return the folder that holds the test split, or None where a hold-out must do."""
+    """Return the folder with the test split, or None if images have to be held out."""
     if test_split != "test" and test_split not in tree.top_folders:
         raise UsageError(f"in '{root}': {unknown_name('dataset.test_split', test_split, tree.top_folders)}")
     for name in (test_split,) if test_split != "test" else TEST_SPLIT_NAMES:
@@ -369,7 +369,7 @@ def _test_folder(root: Path, tree: _Tree, test_split: str, *, is_judged: bool = 
 
 
 def _refuse_shared_folders(root: Path, tree: _Tree, train: str, test: str) -> None:
-    """Raise where a link makes one folder serve both splits."""
+    """Raise if a link makes one folder serve as both splits."""
     targets: dict[str, str] = {}
     for folder in (name for name in tree.folders if name.count("/") == 1 and name.startswith(f"{train}/")):
         targets[os.path.realpath(root / folder)] = folder
@@ -432,7 +432,7 @@ def _count(things: list[str], noun: str) -> str:
 
 
 def _other_kinds(tree: _Tree) -> str:
-    """Count the files that are no images, and name their commonest suffixes."""
+    """Count the files that are not images, and name their commonest suffixes."""
     suffixes = Counter(os.path.splitext(path)[1].lower() or "without a suffix" for path in tree.other_files)
     named = ", ".join(suffix for suffix, _ in suffixes.most_common(3))
     return f"{_count(tree.other_files, 'file')} of other kinds" + f": {named}" * bool(named)

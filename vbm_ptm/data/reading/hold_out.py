@@ -19,17 +19,17 @@ from vbm_ptm.errors import UsageError, unknown_name
 
 
 def select_domains(source: Source, wanted: Sequence[str]) -> Source:
-    """Return a source with the images of some domains alone.
+    """Return a source with only the images of some domains.
 
     Raises:
-        UsageError: There is no such domain, or the source names none.
+        UsageError: There is no such domain, or the source has none.
     """
     named = [split.domains for split in (source.train, source.test) if split and split.domains is not None]
     known = {str(name) for domains in named for name in np.unique(domains)}
     if not known:
         raise UsageError(
-            "dataset.domains chooses domains, but the data set names none: set dataset.domain_column of a table, or "
-            "dataset.layout=domains of a folder."
+            "dataset.domains chooses domains, but the data set has none: set dataset.domain_column for a table, or "
+            "dataset.layout=domains for a folder."
         )
     spellings = {form(name): name for name in known}
     unknown = [name for name in wanted if form(name) not in spellings]
@@ -48,8 +48,8 @@ def select_domains(source: Source, wanted: Sequence[str]) -> Source:
 def hold_out(split: SourceSplit, fraction: float, purpose: str) -> tuple[SourceSplit, SourceSplit]:
     """Divide a split per class (and domain); return what stays and what is held out.
 
-    The images of a class are ordered by a hash of their names, or of what tells them apart, and the first ones are held
-    out: at least one, but never the last image of a class.
+    The images of a class are ordered by a hash of their names, or of whatever identifies them, and the first ones are
+    held out: at least one, but never the last image of a class.
     """
     is_held_out = np.zeros(len(split.labels), dtype=bool)
     for members in _in_order_of_hashes(split, purpose):
@@ -65,7 +65,7 @@ def first_per_class(split: SourceSplit, count: int) -> SourceSplit:
 
 
 def _in_order_of_hashes(split: SourceSplit, purpose: str) -> Iterator[list[int]]:
-    """Yield the images of every class and domain, ordered by a hash of the purpose and of what tells them apart."""
+    """Yield the images of every class and domain, ordered by a hash of the purpose and of what identifies them."""
     groups: dict[tuple[int, str], list[tuple[bytes, int]]] = {}
     domains = [""] * len(split.labels) if split.domains is None else split.domains.tolist()
     names = split.keys.to_pylist()
@@ -78,7 +78,7 @@ def _in_order_of_hashes(split: SourceSplit, purpose: str) -> Iterator[list[int]]
 
 
 def split_sha256(splits: Mapping[str, tuple[Sequence[str], Integers, pa.Array]]) -> str:
-    """Hash which image is in which split and class: over names, not over pixels, in no order.
+    """Hash which image is in which split and class, from names, not pixels, and regardless of order.
 
     Args:
         splits: Name of the split -> class names, (N,) class ids and (N,) keys of its images.

@@ -1,4 +1,4 @@
-"""Images that cannot be used, and images that training and testing share.
+"""Images that cannot be used, and images shared by training and testing.
 
 Shapes: N images of a split.
 """
@@ -36,7 +36,7 @@ class Checks(NamedTuple):
     """How the images of a source were checked.
 
     Attributes:
-        verified: In words.
+        verified: What was checked, in words.
         skipped_images: Names of bad images that were left out.
     """
 
@@ -47,7 +47,7 @@ class Checks(NamedTuple):
 def check_source(
     source: Source, *, name: str, verify: Verification, skips: bool, missing: Sequence[str]
 ) -> tuple[Source, Checks, list[str]]:
-    """Look for bad images, listed ones that are missing among them; leave them out or say what they are.
+    """Look for bad images, including listed ones that are missing; leave them out or report them.
 
     Args:
         source: Where the images come from.
@@ -55,10 +55,10 @@ def check_source(
         verify: Decode every image (full), look for empty and missing files (none: not even that); auto is full up to
             20,000 images.
         skips: Leave bad images out; every image is then decoded.
-        missing: Listed files that are not there.
+        missing: Listed files that do not exist.
 
     Returns:
-        The source without its bad images, how they were checked, and what is wrong, a line for each image.
+        The source without its bad images, how they were checked, and what is wrong, one line per image.
     """
     splits = [split for split in (source.train, source.test) if split is not None]
     total = sum(len(split.labels) for split in splits) + len(missing)
@@ -94,9 +94,7 @@ def check_source(
         - {kept[0].label_names[label] for label in np.unique(kept[0].labels)}
     )
     if lost:
-        summary = (
-            f"data set '{name}': without its bad images no training image is left of: {some_names(lost)}."
-        )
+        summary = f"data set '{name}': without its bad images these classes have no training image: {some_names(lost)}."
         return source, checks, [summary, *problems]
     skipped = (
         split.source_names[index].as_py() for split, found in zip(splits, bad, strict=True) for index in found
@@ -106,7 +104,7 @@ def check_source(
 
 
 def undecodable_images(split: SourceSplit) -> dict[int, str]:
-    """Return position -> problem of images that cannot be decoded; every image is read."""
+    """Return position -> problem for images that cannot be decoded; every image is read."""
     return check_images(
         lambda index: split.rows[index]["image"],
         lambda index: str(split.source_names[index].as_py()),
@@ -115,7 +113,7 @@ def undecodable_images(split: SourceSplit) -> dict[int, str]:
 
 
 def empty_images(split: SourceSplit) -> dict[int, str]:
-    """Return position -> problem of images without bytes, or whose file is missing or empty; no image is read."""
+    """Return position -> problem for images without bytes, or with a missing or empty file; no image is read."""
     sizes = image_sizes(split.rows)
     problems: dict[int, str] = {}
     for position in np.flatnonzero(sizes <= 0).tolist():
@@ -131,7 +129,7 @@ def image_sizes(rows: ImageRows) -> NDArray[np.int64]:
     """Return (N,) the encoded size of every image in bytes; -1 where its file is missing.
 
     Raises:
-        UnreachableError: The system does not say.
+        UnreachableError: The system cannot tell.
     """
     sizes = rows.sizes()
     in_files = np.flatnonzero(sizes < 0)
@@ -141,7 +139,7 @@ def image_sizes(rows: ImageRows) -> NDArray[np.int64]:
 
 
 def flat_images(split: SourceSplit) -> str | None:
-    """Return a warning if every image is one pixel high or wide; a few over the length of the split are looked at."""
+    """Return a warning if every image is one pixel high or wide; a few across the split are looked at."""
     positions = np.unique(np.linspace(0, len(split.rows) - 1, min(len(split.rows), _NUM_SAMPLES), dtype=int))
     if not len(positions) or not all(
         has_flat_shape(split.rows[position]["image"]) for position in positions.tolist()
@@ -156,7 +154,7 @@ def flat_images(split: SourceSplit) -> str | None:
 def shared_images(one: ImageRows, other: ImageRows) -> list[tuple[int, int]]:
     """Return pairs of positions whose images have the same bytes, in order of the second.
 
-    Of images of equal size the last bytes are compared by hash, and only if those agree all bytes are.
+    For images of equal size the last bytes are compared by hash, and all bytes only if those agree.
 
     Args:
         one: Undecoded images.
@@ -179,7 +177,7 @@ def shared_images(one: ImageRows, other: ImageRows) -> list[tuple[int, int]]:
 
 
 def _file_sizes(paths: Sequence[str | None]) -> list[int]:
-    """Look at files on a few threads: on a network drive each waits for an answer."""
+    """Check files on a few threads: on a network drive each of them waits for an answer."""
 
     def sizes(part: Sequence[str | None]) -> list[int]:
         return [_file_size(path) for path in part]
@@ -199,7 +197,7 @@ def _file_size(path: str | None) -> int:
 
 
 def _digest(rows: ImageRows, position: int, *, is_whole: bool) -> bytes:
-    """Hash size and last bytes of an image, or all of it."""
+    """Hash the size and last bytes of an image, or all of it."""
     image = rows[position]["image"]
     content: bytes | None = image["bytes"]
     if content is None and is_whole:

@@ -1,7 +1,7 @@
 """Lists of files that say which image is for training and which for testing: how they are found, read and written.
 
-CSV (columns path and split, or path alone where the file stands for one split; label and domain if wanted), YAML with
-lists ``data`` and ``targets``, or text with ``path`` or ``path label`` in a line.
+CSV (columns path and split, or only path if the file stands for one split; optionally label and domain), YAML with
+lists ``data`` and ``targets``, or text with ``path`` or ``path label`` on each line.
 
 Shapes: M entries of all lists.
 """
@@ -28,7 +28,7 @@ from vbm_ptm.stand_ins import describe_stand_in
 
 SplitName = Literal["train", "test"]
 
-_Loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # without a C library ten times slower
+_Loader: type[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # ten times slower without the C library
 
 
 def _absolute_if_here(name: str) -> str:
@@ -49,7 +49,7 @@ ListFiles = Annotated[
 
 
 class ListEntry(NamedTuple):
-    """What a list says of one image; None where it says nothing."""
+    """What a list says about one image; None where it says nothing."""
 
     path: str
     split: SplitName
@@ -142,13 +142,13 @@ def write_split_file(path: Path, rows: Iterable[tuple[str, SplitName, str, str |
     writer.writerows(row if has_domains else row[:3] for row in lines)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
-        raise UsageError(f"{path} lies below {folder}, which is a file; give another place.")
+        raise UsageError(f"{path} lies below {folder}, which is a file; give another path.")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
     except FileExistsError:
-        raise UsageError(f"'{path}' exists already: remove it, or give another place.") from None
+        raise UsageError(f"'{path}' exists already: remove it, or give another path.") from None
 
 
 def _matches(root: Path, name: str) -> list[Path]:
@@ -194,7 +194,7 @@ def _parse_csv(text: str, file: Path, split: SplitName | None) -> list[ListEntry
     if missing:
         raise UsageError(
             f"the list '{file}' has no column {', '.join(map(repr, missing))}. Its first line must name the columns: "
-            "path, split (train or test) and, if wanted, label and domain."
+            "path, split (train or test) and, optionally, label and domain."
         )
     if split is not None and "split" in header:
         raise UsageError(f"the list '{file}' has a column 'split': give it as dataset.split_file.")
@@ -226,7 +226,7 @@ def _parse_yaml(text: str, file: Path, split: SplitName) -> list[ListEntry]:
     labels = tree.get("targets") if isinstance(tree, dict) else None
     if not _is_list_of_text(paths) or not (labels is None or _is_list_of_text(labels)):
         raise UsageError(
-            f"the list '{file}' must hold a list 'data' of paths and, if wanted, a list 'targets' of labels."
+            f"the list '{file}' must hold a list 'data' of paths and, optionally, a list 'targets' of labels."
         )
     if labels is not None and len(labels) != len(paths):
         raise UsageError(f"the list '{file}' has {len(paths)} paths in 'data', but {len(labels)} 'targets'.")

@@ -1,4 +1,4 @@
-"""The places that images come from: digits of our own, a path, the Hugging Face Hub."""
+"""The places that images come from: the built-in digits, a path, or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EXPECTED_TABLE = "Give a parquet file, or a folder with train*.parquet and test
 
 def open_digits() -> Source:
     """Open scikit-learn's handwritten digits; every fifth of the 1797 images is for testing."""
-    # The file alone: scikit-learn takes a second to import.
+    # Only the file is read: importing scikit-learn takes a second.
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     assert spec.origin is not None
@@ -73,15 +73,15 @@ def open_path(
     test_split: str,
     reads_test: bool = True,
 ) -> Source:
-    """Open what stands at a path: an image folder, parquet files, or a saved Hugging Face data set.
+    """Open whatever is at a path: an image folder, parquet files, or a saved Hugging Face data set.
 
     Args:
         path: A path, never a pattern.
         settings: How tables are read.
-        layout: Of an image folder.
+        layout: Layout of an image folder.
         train_split: Name of the training split.
         test_split: Name of the test split.
-        reads_test: Without it, test images are not looked at, and not judged.
+        reads_test: If false, test images are neither read nor checked.
 
     Raises:
         UsageError: There is nothing that can be read.
@@ -128,7 +128,7 @@ def open_hub(
     test_split: str,
     reads_test: bool = True,
 ) -> Source:
-    """Open a data set of the Hugging Face hub, from the cache if it is there."""
+    """Open a data set of the Hugging Face Hub, from the cache if it is there."""
     if name.startswith((".", "/", "~")) or Path(name).exists():
         raise UsageError(
             f"dataset.source: '{name}' is the id of a data set on the Hugging Face Hub, but a folder or file of that "
@@ -238,12 +238,12 @@ def _open_saved(
 ) -> Source:
     if "::" in str(path):
         raise UsageError(
-            f"dataset.path: '{path}' has '::' in it, which Hugging Face reads as several places: rename the folder."
+            f"dataset.path: '{path}' contains '::', which Hugging Face reads as several locations: rename the folder."
         )
     try:
         saved = datasets.load_from_disk(str(path))
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        # Which one depends on the file that is damaged.
+        # Which error it is depends on the file that is damaged.
         stand_in = next(filter(None, map(_stand_in, sorted(path.rglob("*.arrow")))), None)
         raise UsageError(
             f"cannot read the saved data set '{path}': {stand_in or _first_line(error)}."
@@ -294,12 +294,12 @@ def _stand_in(file: Path) -> str | None:
 
 
 def _load_hub(name: str, config_name: str | None, revision: str | None) -> DatasetDict:
-    """Load from the cache; else make sure with one short request that the hub can be asked."""
+    """Load from the cache; otherwise make sure with one short request that the Hub answers."""
     if revision is None:
         try:
             with _offline():
                 return datasets.load_dataset(name, config_name)
-        except Exception as error:  # whatever the cache lacks, the hub is the next to ask
+        except Exception as error:  # whatever the cache lacks, the Hub is asked next
             logger.debug("'%s' is not in the cache: %s", name, error)
     advice = (
         "Download it where there is a network (the cache is then used), or set dataset.path to a local image "
@@ -318,7 +318,7 @@ def _load_hub(name: str, config_name: str | None, revision: str | None) -> Datas
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Let `datasets` look into its cache alone."""
+    """Let `datasets` look only into its cache."""
     before = datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = True
     try:

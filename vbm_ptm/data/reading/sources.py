@@ -1,4 +1,4 @@
-"""What a place of images gives: undecoded rows with a class name for each.
+"""What a source of images yields: undecoded rows, each with a class name.
 
 Shapes: N images of a split.
 """
@@ -20,7 +20,7 @@ from vbm_ptm.data.record import SourceRecord
 
 @dataclass(frozen=True)
 class SourceSplit:
-    """One split as its source gives it (N images).
+    """One split as its source provides it (N images).
 
     Attributes:
         name: What the source calls it.
@@ -28,8 +28,8 @@ class SourceSplit:
         label_names: The class names this split knows, in their order.
         labels: (N,) positions in `label_names`.
         domains: (N,) text, if the source has domains.
-        source_names: (N,) what messages call each row: its path below the root, or its row number.
-        identities: (N,) what tells rows apart in any order, where their names do not.
+        source_names: (N,) name of each row in messages: its path below the root, or its row number.
+        identities: (N,) what identifies each row whatever the order, if its name does not.
     """
 
     name: str
@@ -42,19 +42,19 @@ class SourceSplit:
 
     @property
     def keys(self) -> pa.Array:
-        """(N,) what a split, its hash and its file know each row by."""
+        """(N,) what identifies each row in a split, its hash and its file."""
         return self.source_names if self.identities is None else self.identities
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source's splits, and what a result should say about it.
+    """The splits of a source, and what a result should say about it.
 
     Attributes:
         train: Training images.
         test: Test images, if there are any and they were asked for.
         record: What a result says.
-        has_test: There are test images, asked for or not.
+        has_test: Whether there are test images, asked for or not.
     """
 
     train: SourceSplit
@@ -77,7 +77,7 @@ def select(split: SourceSplit, indices: Integers) -> SourceSplit:
 
 
 def with_one_spelling(source: Source) -> Source:
-    """Return a source whose domains are spelled as they were first written, in training before testing."""
+    """Return a source with each domain spelled as it was first written, in training before testing."""
     parts = [split for split in (source.train, source.test) if split is not None]
     names = [str(name) for split in parts if split.domains is not None for name in np.unique(split.domains)]
     spellings = first_written(names)

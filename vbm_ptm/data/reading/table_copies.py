@@ -1,8 +1,8 @@
 """Copies of the images of parquet files that can be read row by row, in the cache of Hugging Face data sets.
 
-A copy is called by the SHA-256 of the file that it was made of: another file of the same name and time has another
-copy, and a file that was touched, moved or copied to another place has the same. What was hashed is remembered by size,
-times and inode, so that a file is hashed again only where one of them has changed.
+A copy is named by the SHA-256 of the file that it was made from: another file of the same name and time has another
+copy, while a file that was touched, moved or copied elsewhere keeps its own. Hashes are remembered by size, times and
+inode, so that a file is hashed again only if one of them has changed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
-# Another number where copies are made in another way.
+# To be increased when copies are made in another way.
 _VERSION = 2
 _LOCK_SECONDS = 600.0
-# A file that was written this short a time before it was hashed may have been written again since, at the same time.
+# A file written less than this before it was hashed may have been written again since with the same time.
 _SETTLED_NS = 2 * 10**9
 
 
 def copies_folder() -> Path:
-    """Return where copies lie; ``HF_DATASETS_CACHE`` moves it."""
+    """Return where copies are kept; ``HF_DATASETS_CACHE`` moves it."""
     return Path(datasets.config.HF_DATASETS_CACHE) / "vbm_ptm"
 
 
@@ -49,16 +49,16 @@ def copied(
     schema: pa.Schema,
     batches: Callable[[], Iterable[pa.RecordBatch]],
 ) -> Dataset:
-    """Return the copy of a column of a file, which is made where there is none, or a damaged one.
+    """Return the copy of a column of a file; it is made if there is none, or a damaged one.
 
-    Where none can be written, the column is held in memory.
+    If none can be written, the column is held in memory.
 
     Args:
-        file: What it is a copy of.
+        file: The file that is copied.
         column: Name of the column.
-        num_rows: Its rows.
-        schema: Of the copy.
-        batches: Reads the column.
+        num_rows: Number of its rows.
+        schema: Schema of the copy.
+        batches: Yields the column.
     """
     try:
         folder = copies_folder()
@@ -72,10 +72,10 @@ def copied(
                 found = Dataset.from_file(str(copy))
             return found
     except OSError as error:
-        if isinstance(error, pa.ArrowException) or error.errno is None:  # of the file, not of its copy
+        if isinstance(error, pa.ArrowException) or error.errno is None:  # of the file itself
             raise
         logger.warning(
-            "'%s' is held in memory, for no copy of it can be written in '%s' (%s); HF_DATASETS_CACHE names another "
+            "'%s' is held in memory, as no copy of it can be written to '%s' (%s); HF_DATASETS_CACHE names another "
             "folder",
             *(file, copies_folder(), error.strerror or error),
         )
@@ -83,7 +83,7 @@ def copied(
 
 
 def _read(copy: Path, num_rows: int) -> Dataset | None:
-    """Return a copy; None where it is damaged."""
+    """Return a copy; None if it is damaged."""
     with suppress(pa.ArrowException, OSError):
         found = Dataset.from_file(str(copy))
         if len(found) == num_rows:
@@ -105,11 +105,11 @@ def _write(copy: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> 
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time make a copy; where files cannot be locked, several make the same one."""
+    """Let one process at a time make a copy; if files cannot be locked, several make the same one."""
     try:
         held = filelock.FileLock(lock, timeout=_LOCK_SECONDS)
         held.acquire()
-    except (OSError, NotImplementedError) as error:  # a timeout is an OSError, too
+    except (OSError, NotImplementedError) as error:  # a timeout is an OSError too
         logger.debug("no lock %s: %s", lock, error)
         yield
         return

@@ -1,4 +1,4 @@
-"""Which parquet files of a folder hold which split: what names say so, with all numbered parts."""
+"""Which parquet files of a folder hold which split, as their names tell, with all numbered parts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _READ_NAMES = (
     "<split>.parquet, <split>-00000-of-00002.parquet ..., or <split>/part-0.parquet ..., here or in data/"
 )
 
-# The end of a name as Hugging Face (-00000-of-00002-0a1b2c), or others (-0, _1), number parts.
+# How the name of a numbered part ends, for Hugging Face (-00000-of-00002-0a1b2c) and others (-0, _1).
 _PART = r"[-_.]?(\d+)(?:-of-(\d+)(?:-[0-9a-f]{3,})?)?"
-# Any name of a part, as in folders of their own: 0000, part-0, part-00000-5e0b...-c000.snappy.
+# Any name of a part within a split's own folder: 0000, part-0, part-00000-5e0b...-c000.snappy.
 _ANY_PART = re.compile(r"((?:[^\W\d]+[-_.]?)*)(\d+)(?:-of-(\d+))?(?:[-_.].*)?\.parquet", re.IGNORECASE)
 
 
@@ -30,7 +30,7 @@ class TableFiles:
     """The parquet files of one folder.
 
     Attributes:
-        splits: Name of a split -> its files in order.
+        splits: Name of a split -> its files, in order.
         ignored: Names of the other parquet files, below the folder.
     """
 
@@ -42,7 +42,7 @@ def find_tables(root: Path, *, train_split: str, test_split: str) -> TableFiles 
     """Return the files of every split of a folder; None if it holds no tables.
 
     Raises:
-        UsageError: Parts are missing or there twice, or no name says which split it is of.
+        UsageError: Parts are missing or duplicated, or a name does not say which split it belongs to.
     """
     for folder in (root, root / "data"):
         files = _parquet_files(folder)
@@ -66,20 +66,20 @@ def find_tables(root: Path, *, train_split: str, test_split: str) -> TableFiles 
 
 
 def refuse_tables_below(root: Path) -> None:
-    """Raise where tables lie in sub-folders that are no splits."""
+    """Raise if tables lie in sub-folders that are not splits."""
     below = sorted(
         {file.parent for pattern in ("*/*.parquet", "*/*/*.parquet") for file in root.glob(pattern)}
     )
     keys = sorted({folder.name.partition("=")[0] for folder in below if "=" in folder.name})
     if keys:
         raise UsageError(
-            f"dataset.path: the tables below '{root}' are cut by a column that only the names of their folders hold, "
-            f"which is not read: {some_names(folder.relative_to(root).as_posix() for folder in below)}. Write a table "
-            f"with the column {some_names(keys)}."
+            f"dataset.path: the tables below '{root}' are partitioned by a column that only the names of their "
+            f"folders hold, which is not read: {some_names(folder.relative_to(root).as_posix() for folder in below)}. "
+            f"Write a table with the column {some_names(keys)}."
         )
     if below:
         raise UsageError(
-            f"dataset.path: the tables below '{root}' are in folders that are no splits: "
+            f"dataset.path: the tables below '{root}' are in folders that are not splits: "
             f"{some_names(folder.relative_to(root).as_posix() for folder in below)}. Set dataset.path to one of them, "
             "or dataset.train_split and dataset.test_split to their names."
         )
@@ -88,7 +88,7 @@ def refuse_tables_below(root: Path) -> None:
 def pick_splits(
     splits: Mapping[str, T], location: str, *, train_split: str, test_split: str
 ) -> tuple[T, T | None, str | None]:
-    """Return the training split, the test split and its name; for "test" its usual other names are looked for too."""
+    """Return the training split, the test split and its name; for "test", its usual other names are looked for too."""
     if train_split not in splits:
         raise UsageError(f"in '{location}': {unknown_name('dataset.train_split', train_split, splits)}")
     if test_split in splits:
@@ -120,8 +120,8 @@ def _files_inside(folder: Path, split: str) -> list[Path]:
         parts = [file for file in files if _ANY_PART.fullmatch(file.name)]
         if files and not parts:
             raise UsageError(
-                f"'{folder / name}' holds {len(files)} tables, and no number says that they are parts of one: "
-                f"{some_names(file.name for file in files)}. Read are {_READ_NAMES}."
+                f"'{folder / name}' holds {len(files)} tables that are not numbered as parts of one: "
+                f"{some_names(file.name for file in files)}. Accepted are {_READ_NAMES}."
             )
         if parts:
             return parts
@@ -129,7 +129,7 @@ def _files_inside(folder: Path, split: str) -> list[Path]:
 
 
 def _only_table(folder: Path, files: Sequence[Path], train_split: str) -> list[Path]:
-    """Return the files of a table whose name says nothing: one file, or the parts of one."""
+    """Return the files of a table whose name names no split: one file, or its parts."""
     beside = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if beside:
         raise UsageError(
@@ -140,7 +140,7 @@ def _only_table(folder: Path, files: Sequence[Path], train_split: str) -> list[P
     if len(prefixes) > 1 or train_split != "train":
         stems = sorted({re.split(r"[-_.]", file.name)[0] for file in files})
         raise UsageError(
-            f"in '{folder}': {unknown_name('dataset.train_split', train_split, stems)} Read are {_READ_NAMES}."
+            f"in '{folder}': {unknown_name('dataset.train_split', train_split, stems)} Accepted are {_READ_NAMES}."
         )
     if len(files) > 1:
         _refuse_incomplete(files, files[0].name)
@@ -148,7 +148,7 @@ def _only_table(folder: Path, files: Sequence[Path], train_split: str) -> list[P
 
 
 def _refuse_incomplete(files: Sequence[Path], split: str) -> None:
-    """Raise where numbered parts of a split are missing, or some part is there twice."""
+    """Raise if numbered parts of a split are missing or duplicated."""
     if len(files) == 1 and not re.search(r"-of-\d+", files[0].name):
         return
     numbers: list[tuple[int, int | None]] = []

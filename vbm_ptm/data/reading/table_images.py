@@ -1,4 +1,4 @@
-"""The forms in which tables hold images, read as structures with the fields bytes and path.
+"""The forms in which tables hold images, which are read as structures with the fields bytes and path.
 
 Shapes: N rows.
 """
@@ -36,7 +36,7 @@ def image_structures(column: pa.Array, *, where: str) -> pa.StructArray:
         where: What an error calls the column.
 
     Raises:
-        UsageError: They are in no form that can be read.
+        UsageError: They are in none of these forms.
     """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
@@ -55,11 +55,13 @@ def image_structures(column: pa.Array, *, where: str) -> pa.StructArray:
             return _structures(None, column)
         return _structures(column, None)
     except (pa.ArrowException, UnicodeDecodeError, TypeError, ValueError) as error:
-        raise UsageError(f"{where} holds {column.type}, not images ({error}). Read are {FORMS}.") from error
+        raise UsageError(
+            f"{where} holds {column.type}, not images ({error}). Accepted are {FORMS}."
+        ) from error
 
 
 def holds_base64(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Return whether a column holds encoded images as base64, alone or in ``data:`` addresses, by its first value."""
+    """Return whether a column holds images as base64, plain or in ``data:`` URLs, judging by its first value."""
     first = next((value.as_py() for value in column if value.is_valid), "") if _is_text(column.type) else ""
     try:
         return bool(first) and _is_image(_decoded(first))
@@ -68,7 +70,7 @@ def holds_base64(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def is_mapped(kind: pa.DataType) -> bool:
-    """Return whether a column holds encoded bytes or paths as they are, so that nothing has to be converted."""
+    """Return whether a column holds encoded bytes or paths that need no conversion."""
     kinds = [field.type for field in kind if field.name == "bytes"] if pa.types.is_struct(kind) else [kind]
     return not any(_is_list(each) or isinstance(each, pa.ExtensionType) for each in kinds)
 
@@ -76,7 +78,7 @@ def is_mapped(kind: pa.DataType) -> bool:
 def check_encoded(
     images: Sequence[dict[str, Any] | None] | Callable[[int], Any], count: int, *, where: str
 ) -> None:
-    """Refuse a column whose bytes are no encoded images: a few rows over its length are looked at.
+    """Refuse a column whose bytes are not encoded images; a few rows across it are looked at.
 
     Args:
         images: Row number -> structure with the field bytes.
@@ -99,7 +101,7 @@ def check_encoded(
     if len(contents) > 1 or len(contents) == count:
         raise UsageError(
             f"{where} holds bytes that are not an image in any known format, {len(contents[0])} in its first row; flat "
-            f"pixels have no height and width. Read are {FORMS}."
+            f"pixels have no height and width. Accepted are {FORMS}."
         )
 
 
@@ -134,7 +136,7 @@ def _binary(column: pa.Array) -> pa.Array:
             return column.cast(pa.binary())
         raise TypeError("neither bytes nor lists of them")
     if _is_binary(column.type.value_type) or pa.types.is_struct(column.type.value_type):
-        raise TypeError("lists of images, of which a row must hold one")
+        raise TypeError("lists of images, but a row must hold one")
     if _is_list(column.type.value_type):
         pixels = [None if not row.is_valid else _png(_pixels(row.values)) for row in column]
         return pa.array(pixels, pa.binary())
@@ -147,12 +149,12 @@ def _binary(column: pa.Array) -> pa.Array:
 
 
 def _pixels(rows: pa.Array) -> np.ndarray[Any, Any]:
-    """Return the pixels of one image, given as the list of its rows."""
+    """Return the pixels of one image given as the list of its rows."""
     shape = [len(rows)]
     while _is_list(rows.type):
         lengths = set(pc.list_value_length(rows).to_pylist())
         if len(lengths) != 1 or None in lengths:
-            raise ValueError("the rows of an image have several lengths")
+            raise ValueError("the rows of an image differ in length")
         shape.append(lengths.pop())
         rows = rows.flatten()
     if rows.null_count:
@@ -176,7 +178,7 @@ def _is_image(content: bytes) -> bool:
             return True
     except UnidentifiedImageError:
         return False
-    except Exception:  # of a known format, but broken
+    except Exception:  # the format is known, but the image is broken
         return True
 
 

@@ -1,4 +1,4 @@
-"""Tables of images: what every part of a split holds, and how the parts become one.
+"""Tables of images: what each part of a split holds, and how the parts are joined.
 
 Shapes: N rows.
 """
@@ -50,7 +50,7 @@ class TableSettings(NamedTuple):
         label: Column with the classes.
         domain: Column with the domains, if there is one.
         on_unlabelled: Whether rows without a class are refused or left out.
-        row_names: Whether rows are identified by their content, or by their numbers alone.
+        row_names: Whether rows are identified by their content, or only by their numbers.
     """
 
     image: str
@@ -67,12 +67,12 @@ class TableSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class NameColumn:
-    """A column of names, as one part of a split has it.
+    """A column of names in one part of a split.
 
     Attributes:
         kind: What the names were: class labels, integers or text.
-        names: The different names in the part's own order, each once.
-        positions: (N,) of every row's name among them; -1 without one.
+        names: The distinct names, in the part's own order.
+        positions: (N,) position of every row's name among them; -1 for a row without one.
     """
 
     kind: Literal["class labels", "integers", "text"]
@@ -82,10 +82,10 @@ class NameColumn:
 
 @dataclass(frozen=True)
 class TablePart:
-    """One file of a split, or all of it.
+    """One file of a split, or the whole split.
 
     Attributes:
-        where: What messages call it.
+        where: Its name in messages.
         images: Its images.
         labels: Their classes.
         domains: Their domains, if a column holds them.
@@ -98,7 +98,7 @@ class TablePart:
 
 
 def parquet_part(file: Path, settings: TableSettings) -> TablePart:
-    """Read one parquet file; its images stay undecoded, in a copy on disk.
+    """Read one parquet file; images stay undecoded, in a copy on disk.
 
     Raises:
         UsageError: It cannot be read, or lacks a column.
@@ -137,11 +137,11 @@ def dataset_part(
     Args:
         table: The data set.
         settings: Its columns.
-        name: What messages call it.
-        folder: Where relative paths begin.
+        name: Its name in messages.
+        folder: Where relative paths start from.
 
     Raises:
-        UsageError: It lacks a column, or one holds something else.
+        UsageError: It lacks a column, or one holds values of another kind.
     """
     refuse_missing(settings, table.column_names, f"{name} split")
     if table._indices is not None:
@@ -163,7 +163,7 @@ def dataset_part(
 
 
 def refuse_missing(settings: TableSettings, present: Sequence[str], location: str) -> None:
-    """Raise where a column is not there, or there twice."""
+    """Raise if a column is missing or there twice."""
     twice = [name for name in dict.fromkeys(settings.columns) if present.count(name) > 1]
     if twice:
         raise UsageError(
@@ -178,7 +178,7 @@ def refuse_missing(settings: TableSettings, present: Sequence[str], location: st
 
 
 def table_split(name: str, parts: Sequence[TablePart], settings: TableSettings) -> SourceSplit:
-    """Put the parts of a split together; what differs in how they number their names is mapped by name.
+    """Join the parts of a split; if they number their names differently, these are mapped by name.
 
     Raises:
         UsageError: There are no rows, rows without a class, or parts that cannot be mapped.
@@ -227,15 +227,15 @@ def table_split(name: str, parts: Sequence[TablePart], settings: TableSettings) 
 def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColumn:
     """Read a column of class labels, integers or text.
 
-    Integers are named by their digits and ordered by value, also as the real numbers that a missing value makes of
-    them in pandas; text is ordered as text; class labels keep their own order. A missing value, a negative number (-1,
-    or -100 as losses ignore it) and blank text are not names.
+    Integers are named by their digits and ordered by value, even if a missing value has made pandas store them as real
+    numbers; text is ordered as text; class labels keep their own order. A missing value, a negative number (-1, or -100
+    as losses ignore it) and blank text are not names.
 
     Raises:
-        UsageError: It holds something else.
+        UsageError: It holds values of another type.
     """
     values = pa.chunked_array(values).combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # of more than 2 GiB
+    if isinstance(values, pa.ChunkedArray):  # more than 2 GiB
         values = values.cast(pa.large_string()).combine_chunks()
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -271,7 +271,7 @@ def read_names(values: pa.ChunkedArray, feature: object, where: str) -> NameColu
 
 
 def _whole_numbers(values: pa.Array, where: str) -> pa.Array:
-    """Return numbers as 64-bit integers; what is no number is missing."""
+    """Return numbers as 64-bit integers; values that are not numbers are missing."""
     if pa.types.is_floating(values.type):
         values = pc.if_else(pc.is_nan(values), None, values)
     try:
@@ -288,7 +288,7 @@ def _features(schema: pa.Schema) -> Features:
     """Return what Hugging Face has written about the columns, if anything."""
     try:
         return Features.from_arrow_schema(schema)
-    except Exception:  # of columns that are not requested
+    except Exception:  # about columns that are not requested
         return Features()
 
 
@@ -313,7 +313,7 @@ def _parquet_images(file: Path, column: str) -> Dataset:
 
 
 def _dataset_images(table: Dataset, column: str, where: str) -> Dataset:
-    """Return a column ``image`` of structures; what is a list is converted in memory."""
+    """Return a column ``image`` of structures; lists are converted in memory."""
     kind = table.data.schema.field(column).type
     rows = table.select_columns([column])
     if column != "image":
@@ -324,7 +324,7 @@ def _dataset_images(table: Dataset, column: str, where: str) -> Dataset:
         except (pa.ArrowException, TypeError, ValueError) as error:
             if not pa.types.is_large_binary(kind):  # which older versions of datasets do not cast
                 raise UsageError(
-                    f"{where} holds {table.features[column]}, not images. Read are {FORMS}."
+                    f"{where} holds {table.features[column]}, not images. Accepted are {FORMS}."
                 ) from error
     chunks = [image_structures(chunk, where=where) for chunk in rows.data.column("image").chunks]
     return Dataset(pa.table({"image": pa.chunked_array(chunks, STRUCTURE)}))
@@ -333,14 +333,14 @@ def _dataset_images(table: Dataset, column: str, where: str) -> Dataset:
 def _merged(
     parts: Sequence[tuple[str, NameColumn]], column: str, split: str
 ) -> tuple[tuple[str, ...], Integers]:
-    """Return the names of all parts, and (N,) the position of each row's name among them; -1 without one."""
+    """Return the names of all parts, and (N,) the position of each row's name among them; -1 for a row without one."""
     filled = [(where, each) for where, each in parts if each.names]
     kinds = {each.kind: where for where, each in filled}
     if "integers" in kinds and len(kinds) > 1:
         named = "; ".join(f"'{where}' holds {kind}" for kind, where in kinds.items())
         raise UsageError(
-            f"column '{column}' of the {split} split cannot be put together: {named}. Numbers have no names to map "
-            "them by: write all parts alike."
+            f"column '{column}' of the {split} split cannot be joined: {named}. Numbers have no names to map "
+            "them by: write all parts in the same way."
         )
     spellings = first_written(
         name for _, each in sorted(filled, key=lambda part: part[1].kind == "text") for name in each.names
@@ -379,15 +379,15 @@ def _refuse_unlabelled(positions: Integers, column: str, split: str) -> None:
 def _refuse_two_forms(names: Sequence[str], where: str) -> None:
     twice = same_in_other_form(names)
     if twice:
-        raise UsageError(f"{where} has names that differ in their Unicode form alone: {some_names(twice)}.")
+        raise UsageError(f"{where} has names that differ only in their Unicode form: {some_names(twice)}.")
 
 
 def _identities(
     split: str, rows: ImageRows, labels: NDArray[np.str_], domains: NDArray[np.str_] | None
 ) -> list[str]:
-    """Return (N,) what tells rows apart in any order: what an image holds, or its path where it lies in a file.
+    """Return (N,) what identifies rows whatever their order: the content of an image, or its path if it is a file.
 
-    Equal images are numbered, those of the same class and domain one after another.
+    Equal images are numbered, those of the same class and domain consecutively.
     """
     found = [
         content or path or "no image" for content, path in zip(rows.contents(), rows.paths(), strict=True)
