@@ -347,7 +347,7 @@ class TestBrokenFile:
     ) -> None:
         path = tmp_path / "weights.npz"
         np.savez(path, **{key: tensor.numpy() for key, tensor in vit.state_dict().items()})
-        assert "has not the layout of Google's ViT checkpoints" in self.refusal(path)
+        assert "does not have the layout of Google's ViT checkpoints" in self.refusal(path)
         write_google(path, vit.state_dict(), num_heads=2)
         with np.load(path) as arrays:
             kept = {key: arrays[key] for key in arrays.files}
@@ -388,7 +388,7 @@ class TestNames:
     ) -> None:
         with pytest.raises(UsageError, match=r"weights of 'vit_base_patch16_224\.augreg_in21k'"):
             load_vit("vit_base_patch16_224_in21k")
-        assert "a deprecated name for 'vit_base_patch16_224.augreg_in21k': write that" in caplog.text
+        assert "a deprecated name for 'vit_base_patch16_224.augreg_in21k': use that" in caplog.text
         with pytest.raises(UsageError, match=r"weights of 'vit_base_patch16_224\.augreg2_in21k_ft_in1k'"):
             load_vit("vit_base_patch16_224")
 

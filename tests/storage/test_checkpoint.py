@@ -222,7 +222,7 @@ def test_restore__refuses_other_tensors_in_place_of_what_was_left_out(
     other = new_learner("nearest_mean")
     with torch.no_grad():
         other.backbone.vit.pos_embed.mul_(1.001)
-    with pytest.raises(UsageError, match=r"leaves out .* makes other tensors of the same weights"):
+    with pytest.raises(UsageError, match=r"leaves out .* makes other tensors from the same weights"):
         restore(other, checkpoint)
     assert other.tasks == []
 
@@ -552,5 +552,5 @@ def test_save__refuses_to_go_on_where_earlier_tasks_are_gone(
     store.save(learner, STATE)
     shutil.rmtree(tmp_path / "checkpoints" / lost)
     live_through(learner, TASKS[1])
-    with pytest.raises(TrainingError, match="removed while it was working"):
+    with pytest.raises(TrainingError, match="removed while it was running"):
         store.save(learner, STATE)

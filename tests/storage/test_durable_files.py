@@ -94,7 +94,7 @@ def test_write__goes_on_where_nothing_can_be_forced_to_the_disk(
         write_directory(tmp_path / "folder", {"a": b"new", "b": b""})
     assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "a").read_bytes() == b"new"
     (message,) = [record.getMessage() for record in caplog.records]
-    assert f"cannot force {kind} to the disk ({os.strerror(code)})" in message
+    assert f"cannot force {kind} to disk ({os.strerror(code)})" in message
     assert "power cut" in message
 
 

@@ -1,6 +1,6 @@
-"""Backbones: pre-trained vision transformers that take prompts and adaptations, and networks of other kinds.
+"""Backbones: pre-trained vision transformers that take prompts and adaptations, and other kinds of networks.
 
-The only door to timm. Importing this package registers the embedded model with timm.
+The only place that imports timm. Importing this package registers the embedded model with timm.
 """
 
 from __future__ import annotations

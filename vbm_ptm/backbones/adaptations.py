@@ -1,8 +1,8 @@
 """Small trainable parts that change the forward pass of a frozen ViT: adapters, scales and shifts, tokens, low rank.
 
-Each is a module of its own, which a learner keeps (one per task, so that a finished task's is frozen to the bit) and
-calls for the ``Adaptation`` that ``PromptableViT.encode`` takes. The ViT knows nothing of them: no layer is replaced,
-no hook is set, and its state-dict keys stay.
+Each is a module that a learner owns (one per task, so that those of finished tasks stay frozen to the bit) and calls
+to get the ``Adaptation`` that ``PromptableViT.encode`` takes. The ViT knows nothing about them: no layer is replaced,
+no hook is set, and its state-dict keys stay the same.
 Shapes: N images, T tokens, D width, R rank or bottleneck width, L prompt length.
 
 Sources: adapters as in AdaptFormer (Chen et al., NeurIPS 2022); scales and shifts: Lian et al., "Scaling & Shifting
@@ -28,12 +28,12 @@ from vbm_ptm.errors import UsageError
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How a forward pass differs from the backbone's own; ``|`` joins adaptations of different parts.
+    """How a forward pass differs from the backbone's own; ``|`` combines adaptations of different parts.
 
     Attributes:
         blocks: Block index -> what is changed about it.
-        tokens: (N or 1, L, D), behind the patches from the first block to the last.
-        patches: What the embedded patches pass through before they get their positions.
+        tokens: (N or 1, L, D), placed after the patches from the first block to the last.
+        patches: What the embedded patches pass through before positions are added.
         features: What the tokens pass through after the final norm.
     """
 
@@ -82,7 +82,7 @@ class Adapter(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return what is added (N,T,D) for tokens (N,T,D)."""
+        """Return what is added (N,T,D) to the output, for tokens (N,T,D)."""
         output: Tensor = self.scale * self.up(self.dropout(F.relu(self.down(tokens))))
         return output
 
@@ -178,11 +178,11 @@ class ShallowTokens(nn.Module):
 
 
 class DeepTokens(nn.Module):
-    """Tokens of its own for every block, zero at the start; what comes out at their places is dropped.
+    """Separate tokens for every block, zero at the start; the outputs at their places are dropped.
 
     Args:
         depth: Blocks.
-        num_tokens: L, of each block.
+        num_tokens: L, for each block.
         width: D.
     """
 
@@ -199,7 +199,7 @@ class LowRank(nn.Module):
     """A low-rank update of a weight: factor * up @ down, zero at the start.
 
     Args:
-        weight: The weight (out, in) to be updated; only its shape is looked at.
+        weight: The weight (out, in) to be updated; only its shape is used.
         rank: R.
         factor: Factor on the update.
     """

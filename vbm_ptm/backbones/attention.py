@@ -1,4 +1,4 @@
-"""Attention by the fused kernel or by plain products, whichever is faster where it runs.
+"""Attention by the fused kernel or by plain products, whichever is faster on the device in use.
 
 Shapes: N images, H heads, Q queries, T keys, d width of a head.
 """
@@ -17,9 +17,9 @@ _PLAIN_UP_TO = {"cpu": {torch.bfloat16: 256}}
 
 
 def prefers_fused(sequence: Tensor) -> bool:
-    """Return whether the fused kernel is the faster attention for tokens (N,T,D) that go into a block.
+    """Return whether the fused kernel is the faster attention for tokens (N,T,D) entering a block.
 
-    Under autocast the dtype is that of autocast.
+    Under autocast, the dtype of autocast counts.
     """
     device, dtype = sequence.device.type, sequence.dtype
     if device not in _PLAIN_UP_TO:
@@ -36,7 +36,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, is_fused: bool, dropout
         query: (N,H,Q,d).
         key: (N,H,T,d).
         value: (N,H,T,d).
-        is_fused: One kernel that never holds the table (N,H,Q,T), or products as timm's blocks compute them.
+        is_fused: Use one kernel that never stores the table (N,H,Q,T), or products as timm's blocks compute them.
         dropout: Probability with which a weight is left out.
     """
     if is_fused:

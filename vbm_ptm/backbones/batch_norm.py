@@ -1,7 +1,7 @@
 """Batch normalisation over the images of all ranks.
 
-torch's ``SyncBatchNorm`` is for GPUs alone, and pads. Here each rank sends its number of values, its mean and its sum
-of squared deviations, which are merged exactly (Chan, Golub, LeVeque 1979), whatever number of images it has.
+torch's ``SyncBatchNorm`` runs only on GPUs, and pads. Here each rank sends its number of values, its mean and its sum
+of squared deviations, which are merged exactly (Chan, Golub, LeVeque 1979), however many images it has.
 Shapes: N images of this rank, C channels, M values per channel over all ranks.
 """
 
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """``nn.BatchNorm2d`` whose training statistics are those of the images of all ranks; on one rank the same."""
+    """``nn.BatchNorm2d`` with training statistics over the images of all ranks; on one rank it is the same."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return normalised values of the same shape (N,C,H,W); N may be 0 where other ranks have images."""
+        """Return normalised values of the same shape (N,C,H,W); N may be 0 if other ranks have images."""
         return global_batch_norm(self, input)
 
 
 class GlobalBatchNormAct2d(BatchNormAct2d):
-    """timm's batch norm with an activation behind it, with the statistics of all ranks."""
+    """timm's batch norm followed by an activation, with statistics over all ranks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activated values of the same shape (N,C,H,W)."""
@@ -57,7 +57,7 @@ def global_batch_norm(norm: nn.BatchNorm2d, values: Tensor) -> Tensor:
 
 
 def _count(norm: nn.BatchNorm2d) -> float:
-    """Count the batch in training mode; return the weight of its statistics in the running ones."""
+    """Count the batch in training mode; return the weight of its statistics in the running averages."""
     if norm.training and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
     if norm.momentum is None:
@@ -97,7 +97,7 @@ class _Normalise(torch.autograd.Function):
         torch.distributed.all_reduce(sums)
         means = sums / total
         flow = gradient - _wide(means[0]) - standard * _wide(means[1])
-        # The gradients of weight and bias are this rank's share: averaging over ranks is done for all parameters.
+        # The gradients of weight and bias are this rank's share: averaging over ranks is done for all parameters alike.
         return (flow * _wide(weight * scale)).to(gradients[0].dtype), own[1], own[0], None
 
 
@@ -116,12 +116,14 @@ def _wide(channels: Tensor) -> Tensor:
 
 
 def with_global_batch_norm(module: nn.Module) -> nn.Module:
-    """Replace every batch norm inside of a module, tensors kept; return the module."""
+    """Replace every batch norm inside a module, keeping its tensors; return the module."""
     for name, child in module.named_children():
         if type(child) in _REPLACEMENTS:
             child.__class__ = _REPLACEMENTS[type(child)]
         elif isinstance(child, nn.modules.batchnorm._BatchNorm) and type(child) not in _REPLACEMENTS.values():
-            raise TypeError(f"{name} is a {type(child).__name__}, whose statistics over ranks are not known")
+            raise TypeError(
+                f"{name} is a {type(child).__name__}, whose statistics over ranks are not supported"
+            )
         else:
             with_global_batch_norm(child)
     return module

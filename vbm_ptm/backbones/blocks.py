@@ -1,6 +1,6 @@
-"""One block of a timm ViT and what is changed about it: prefixes, tokens, adapters, updates of weights, affines.
+"""One block of a timm ViT and what can be changed in it: prefixes, tokens, adapters, weight updates, affine maps.
 
-The block itself stays unmodified. Without a change the result is that of timm's own forward pass.
+The block itself is not modified. Without changes the result is that of timm's own forward pass.
 Shapes: N images, T tokens, D width, H heads, L prompt length.
 """
 
@@ -22,12 +22,12 @@ TokenMap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class BlockChange:
-    """How a forward pass through one block differs from the block's own; ``|`` joins what changes different parts.
+    """How a forward pass through one block differs from the block's own; ``|`` combines changes of different parts.
 
     Attributes:
         prefix: (N or 1, 2, L, D), put before keys [:, 0] and values [:, 1] after projection.
-        tokens: (N or 1, L, D), behind the sequence for this block alone.
-        adapter: Tokens after attention (N,T,D) -> what is added to the output (N,T,D), beside the MLP.
+        tokens: (N or 1, L, D), appended to the sequence for this block only.
+        adapter: Tokens after attention (N,T,D) -> what is added to the output (N,T,D), in parallel to the MLP.
         updates: Linear layer -> what is added to its weight; "qkv", "proj", "fc1" or "fc2".
         affines: Layer -> what its output passes through, (N,T,channels) -> (N,T,channels).
     """
@@ -47,7 +47,7 @@ class BlockChange:
         return BlockChange(**joined(self, other))
 
     def after(self, site: Site, output: Tensor) -> Tensor:
-        """Return what becomes of a layer's output."""
+        """Return the output of a layer after its affine map, if there is one."""
         affine = self.affines.get(site)
         return output if affine is None else affine(output)
 
@@ -59,7 +59,7 @@ class BlockChange:
 
 
 def joined(one: Any, other: Any) -> dict[str, Any]:
-    """Return the attributes of two dataclasses of one class whose parts exclude each other.
+    """Merge the attributes of two dataclasses of one class, whose parts must not overlap.
 
     Raises:
         ValueError: Both have the same part.
@@ -80,14 +80,14 @@ def joined(one: Any, other: Any) -> dict[str, Any]:
 
 
 def plain_block(block: Any, sequence: Tensor) -> Tensor:
-    """Run a timm block (N,T,D) -> (N,T,D) as it is, by the attention that is faster."""
+    """Run a timm block (N,T,D) -> (N,T,D) unchanged, with whichever attention is faster."""
     block.attn.fused_attn = prefers_fused(sequence)
     output: Tensor = block(sequence)
     return output
 
 
 def changed_block(block: Any, sequence: Tensor, change: BlockChange) -> Tensor:
-    """Run a timm block (N,T,D) -> (N,T,D) with what is changed about it."""
+    """Run a timm block (N,T,D) -> (N,T,D) with changes."""
     num_tokens = sequence.shape[1]
     if change.tokens is not None:
         tokens = change.tokens.to(sequence.dtype).expand(len(sequence), -1, -1)

@@ -1,4 +1,4 @@
-"""From a configuration to a backbone: a ViT that takes prompts, ResNet-18 for small images, or any network of timm."""
+"""From a configuration to a backbone: a ViT that takes prompts, a ResNet-18 for small images, or any timm network."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class BackboneConfig(Settings):
         name: Full timm tag, e.g. ``vit_base_patch16_224.augreg_in21k``, or ``resnet18_cifar``, which starts from random
             weights unless a checkpoint is given.
         checkpoint: Local weights file (.safetensors, .pth, .pt, .bin or Google's .npz); the network is then
-            never used. None takes the tag's own weights from the hub or its cache.
-        image_size: Input size in pixels; None takes the size that the weights were made for (``resnet18_cifar``: 32).
+            never used. None takes the tag's own weights from the Hub or its cache.
+        image_size: Input size in pixels; None takes the size that the weights were trained at (``resnet18_cifar``: 32).
         gradient_checkpointing: Recompute the activations inside the blocks of a ViT in the backward pass instead of
             keeping them: much less memory for about a third more time. Results stay the same.
         from_scratch: Draw the weights of a timm model with the run's seed instead of loading any.
@@ -71,13 +71,13 @@ def load_backbone(
     """Build a backbone with its weights.
 
     Args:
-        config: Which one.
-        kind: What is needed: ``PromptableViT``, or any ``Backbone``.
-        needed_by: Who needs it, for the message.
-        seed: Training seed, for weights that are drawn.
+        config: Which backbone.
+        kind: The class that is needed: ``PromptableViT``, or any ``Backbone``.
+        needed_by: What needs it, for messages.
+        seed: Training seed, for random weights.
 
     Raises:
-        UsageError: Unknown name, weights that are not there or do not match, settings that do not apply, or a
+        UsageError: Unknown name, weights that are missing or do not match, settings that do not apply, or a
             network of another kind.
     """
     if config.name == RESNET18_CIFAR:
@@ -120,7 +120,7 @@ def _no_vit(what: str, needed_by: str) -> str:
 
 
 def build_backbone(weights: WeightsRecord, *, preprocessing: Preprocessing) -> Backbone:
-    """Build the model of recorded weights without filling it: a strict load of a whole state dict must follow.
+    """Build the model of recorded weights without loading them: a strict load of a whole state dict must follow.
 
     Args:
         weights: What ``load_backbone`` recorded.
@@ -140,7 +140,7 @@ def build_backbone(weights: WeightsRecord, *, preprocessing: Preprocessing) -> B
 
 
 def _refuse_settings(config: BackboneConfig, *names: str) -> None:
-    """Refuse settings that mean nothing for the backbone in place of ignoring them."""
+    """Refuse settings that mean nothing for the backbone, rather than ignoring them."""
     defaults = BackboneConfig()
     for name in names:
         value = getattr(config, name)
@@ -169,7 +169,7 @@ def _resnet(config: BackboneConfig, *, seed: int) -> FeatureNetwork:
 
 
 def _timm_network(config: BackboneConfig, name: str, notes: list[str], *, seed: int) -> Backbone:
-    """Build a timm model with its own weights, with those of a file, or from scratch."""
+    """Build a timm model with its own weights, with those of a file, or with random ones."""
     facts = timm.models.get_pretrained_cfg(name) or PretrainedCfg()
     is_vit = not unsupported_attributes(without_memory(name))
     size = config.image_size or facts.input_size[-1]
@@ -200,10 +200,10 @@ def _timm_network(config: BackboneConfig, name: str, notes: list[str], *, seed: 
 
 
 def _width(name: str, image_size: int) -> int:
-    """Return D of a timm model's features, found on images without memory.
+    """Return D, the width of a timm model's features, found on the meta device.
 
     Raises:
-        UsageError: It makes no vector of an image of this size.
+        UsageError: It does not turn an image of this size into one vector.
     """
     try:
         with torch.device("meta"), torch.no_grad():
@@ -211,16 +211,16 @@ def _width(name: str, image_size: int) -> int:
             shape = network(torch.zeros(2, 3, image_size, image_size)).shape
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = first_line(error)
-        raise UsageError(f"backbone '{name}' takes no images of {image_size} pixels: {reason}.") from error
+        raise UsageError(f"backbone '{name}' cannot take images of {image_size} pixels: {reason}.") from error
     if len(shape) != 2:
-        raise UsageError(f"backbone '{name}' makes {tuple(shape[1:])} of an image; needed: one vector.")
+        raise UsageError(f"backbone '{name}' turns an image into {tuple(shape[1:])}; needed: one vector.")
     return int(shape[1])
 
 
 def _fill(
     network: nn.Module, path: Path, name: str, *, classifier: str | tuple[str, ...] | None = None
 ) -> tuple[str, ...]:
-    """Load a file's tensors, all of which must match but for a classifier; return what was changed."""
+    """Load a file's tensors, all of which must match except a classifier; return what was changed."""
     state, facts = read_state_dict(local_file(path).path)
     heads = (classifier,) if isinstance(classifier, str) else classifier or ()
     dropped = sorted(key for key in state if key.startswith(tuple(f"{head}." for head in heads)))
@@ -242,7 +242,7 @@ def _drawn(
     notes: tuple[str, ...],
     channels: int | None = None,
 ) -> WeightsRecord:
-    """Return the record of weights that were drawn: from which seed, and the hash of what came of it."""
+    """Return the record of random weights: the seed they were drawn with, and the hash of the result."""
     digest = hashlib.sha256()
     for key, tensor in network.state_dict().items():
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)} ".encode())

@@ -1,9 +1,9 @@
-"""Compiled forward passes: the blocks of a ViT, another network as a whole, whatever grows around them.
+"""Compiled forward passes: of the blocks of a ViT, or of another network as a whole, whatever grows around them.
 
-Heads, prompts and statistics grow with the tasks; blocks stay as they are, so that they alone are compiled. Parameters
-are inputs of a graph: blocks of one kind share it, and their state-dict keys stay. A graph is made for every way in
-which blocks are used: with gradients or without, frozen or trained, plain or changed; and once more, with open sizes,
-for another number of images or tokens.
+Heads, prompts and statistics grow with the tasks; blocks do not, so only they are compiled. Parameters are inputs of a
+graph: blocks of one kind share it, and their state-dict keys stay the same. There is one graph for every way in which
+blocks are used: with gradients or without, frozen or trained, plain or changed; and another one, with dynamic sizes,
+once the number of images or tokens changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vbm_ptm.backbones.blocks import BlockChange
 from vbm_ptm.backbones.support import Backbone
 from vbm_ptm.errors import UsageError, first_line
 
-# Graphs of one function, beyond which torch leaves it uncompiled; its own 8 is too few for several learners.
+# Graphs per function, beyond which torch leaves it uncompiled; its default of 8 is too few for several learners.
 _MOST_GRAPHS = 32
 
 
@@ -29,7 +29,7 @@ def compile_backbones(learner: nn.Module, device_type: str) -> None:
     """Compile all backbones of a learner.
 
     Raises:
-        UsageError: As ``check_compiler``.
+        UsageError: As for ``check_compiler``.
     """
     check_compiler(device_type)
     for module in learner.modules():
@@ -38,13 +38,13 @@ def compile_backbones(learner: nn.Module, device_type: str) -> None:
 
 
 def check_compiler(device_type: str) -> None:
-    """Refuse a device for which no compiler is found.
+    """Refuse a device for which there is no compiler.
 
     Args:
         device_type: "cpu", "cuda" or "mps".
 
     Raises:
-        UsageError: One message with what is missing.
+        UsageError: One message that names what is missing.
     """
     if device_type == "cuda":
         missing = [] if importlib.util.find_spec("triton") else ["triton"]
@@ -55,7 +55,7 @@ def check_compiler(device_type: str) -> None:
         problem = _cpp_problem()
     if problem:
         raise UsageError(
-            f"trainer.compile is true, but what torch compiles with is not there: {problem}. Install it, or set "
+            f"trainer.compile is true, but torch lacks what it needs to compile: {problem}. Install it, or set "
             "trainer.compile=false."
         )
 
@@ -72,9 +72,9 @@ def _cpp_problem() -> str:
 
 
 def is_compilable(inputs: tuple[Any, ...]) -> bool:
-    """Return whether a change of a block, if there is one, is made of tensors and modules alone.
+    """Return whether a change of a block, if there is one, consists of tensors and modules only.
 
-    Functions that are made anew for every pass, as those that watch activations, would be compiled anew as well.
+    Functions that are created for every pass, such as those that watch activations, would be compiled each time.
     """
     changes = [each for each in inputs if isinstance(each, BlockChange)]
     functions = [function for change in changes for function in (change.adapter, *change.affines.values())]
@@ -83,7 +83,7 @@ def is_compilable(inputs: tuple[Any, ...]) -> bool:
 
 @cache
 def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return the compiled form of a function, the same one every time."""
+    """Return the compiled form of a function, always the same one."""
     torch._dynamo.config.optimize_ddp = False  # gradients are shared between blocks as it is
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
     result: Callable[..., Any] = torch.compile(function, backend=backend)

@@ -1,7 +1,7 @@
 """The embedded backbone: a small ViT whose weights ship with the package, registered with timm.
 
 After ``import vbm_ptm.backbones``, ``timm.create_model(EMBEDDED_NAME, pretrained=True)`` works offline.
-The file holds half-precision weights with the 200-class head they were trained with; the model is float32.
+The file holds half-precision weights, with the 200-class head that they were trained with; the model is float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ default_cfgs = generate_default_cfgs(
 def vit_tiny_d6_patch8_64(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
     """Build the embedded architecture: patch 8, width 192, 6 blocks, 3 heads, 64 px.
 
-    The signature, open keywords included, is the one that ``timm.create_model`` calls.
+    The signature, including the open keywords, is what ``timm.create_model`` expects.
     """
     architecture = {"patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
     return build_model_with_cfg(

@@ -1,4 +1,4 @@
-"""A network of any kind as a backbone: all that it is asked for is one vector per image.
+"""A network of any kind as a backbone: all it has to provide is one vector per image.
 
 Shapes: N images, D width.
 """
@@ -16,13 +16,13 @@ from vbm_ptm.errors import UsageError
 
 
 class FeatureNetwork(Backbone):
-    """A ``ResNet18``, or a timm model without its classifier; its state-dict keys stay under ``network.``.
+    """A ``ResNet18``, or a timm model without its classifier; state-dict keys begin with ``network.``.
 
     Args:
-        network: Images (N,3,H,W) -> features (N,D); its batch norms become global ones.
+        network: Images (N,3,H,W) -> features (N,D); its batch norms are replaced by ones over all ranks.
         width: D.
         preprocessing: How images must be prepared.
-        weights: Where the weights come from; None for weights made by the caller.
+        weights: Where the weights come from; None if the caller made them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FeatureNetwork(Backbone):
             values = values.permute(0, 3, 1, 2)
         if values.ndim != 4 or values.shape[1] != self.width:
             raise UsageError(
-                f"this backbone makes {tuple(values.shape[1:])} of an image before its features; needed: a map of "
+                f"this backbone turns an image into {tuple(values.shape[1:])} before its features; needed: a map of "
                 f"{self.width} channels, as ResNets have."
             )
         return values

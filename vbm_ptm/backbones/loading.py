@@ -1,4 +1,4 @@
-"""Weights for backbones: by full timm tag from the hub, or from a local file; never a silent random start."""
+"""Weights for backbones: from the Hub by full timm tag, or from a local file; never a silent random start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _GOOGLE_OUTSIDE = re.compile(r"cls$|embedding/|Transformer/(posembed_input|encod
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A weights file on this machine and the name under which a run records it."""
+    """A weights file on this machine, and the name by which a run records it."""
 
     path: Path
     recorded: str
@@ -58,18 +58,18 @@ def load_vit(
     image_size: int | None = None,
     gradient_checkpointing: bool = False,
 ) -> PromptableViT:
-    """Build a ViT with pre-trained weights, every one of them matched, and without their classifier head.
+    """Build a ViT with pre-trained weights, all of which must match, without their classifier head.
 
     Args:
         name: Full timm tag. A bare or deprecated name is resolved, with a warning.
-        checkpoint: Local weights file, .safetensors, .pth, .pt, .bin or Google's .npz; the tag then says the
+        checkpoint: Local weights file, .safetensors, .pth, .pt, .bin or Google's .npz; the tag then names the
             architecture and the preprocessing. None takes the tag's own weights.
         image_size: Input size in pixels. None takes the weights' own; at another size timm resamples the
             position embedding.
-        gradient_checkpointing: Compute the activations inside of blocks again in the backward pass.
+        gradient_checkpointing: Recompute the activations inside blocks in the backward pass.
 
     Raises:
-        UsageError: Unknown or unsupported name, weights that are not there, cannot be read or do not match.
+        UsageError: Unknown or unsupported name, or weights that are missing, cannot be read or do not match.
     """
     resolved, notes = resolve_name(name)
     for note in notes:
@@ -109,7 +109,7 @@ def load_vit(
 
 
 def build_vit(weights: WeightsRecord, *, preprocessing: Preprocessing) -> PromptableViT:
-    """Build the model of recorded weights without filling it: a strict load of a whole state dict must follow.
+    """Build the model of recorded weights without loading them: a strict load of a whole state dict must follow.
 
     Args:
         weights: What ``load_vit`` recorded.
@@ -122,7 +122,7 @@ def build_vit(weights: WeightsRecord, *, preprocessing: Preprocessing) -> Prompt
 
 
 def hub_facts(name: str) -> tuple[str | None, str | None]:
-    """Return where the weights of a tag lie on the hub, and their license, as far as timm knows."""
+    """Return where the weights of a tag are on the Hub, and their license, as far as timm knows."""
     config = timm.models.get_pretrained_cfg(name) or PretrainedCfg()
     return config.hf_hub_id, config.license
 
@@ -130,7 +130,7 @@ def hub_facts(name: str) -> tuple[str | None, str | None]:
 def list_backbones() -> list[str]:
     """Return the embedded model, ResNet-18 for small images, then the full tags of the timm ViTs that take prompts.
 
-    Other networks of timm are taken as well. Only configurations are read; no weights are touched.
+    Other timm networks are accepted as well. Only configurations are read, no weights.
     """
     accepted: dict[str, bool] = {}
     tags = timm.list_models(module=["vision_transformer", "deit"], pretrained=True)
@@ -138,14 +138,14 @@ def list_backbones() -> list[str]:
         for tag in tags:
             architecture = timm.models.get_arch_name(tag)
             if architecture not in accepted:
-                # One block tells about all of them, and spares the time that the others would take.
+                # One block stands for all of them, and saves the time to build the others.
                 probe = timm.create_model(architecture, depth=1, num_classes=0)
                 accepted[architecture] = not unsupported_attributes(probe)
     return [EMBEDDED_NAME, RESNET18_CIFAR, *(tag for tag in tags if accepted[timm.models.get_arch_name(tag)])]
 
 
 def _probe(name: str, resolved: str) -> VisionTransformer:
-    """Return a model without memory for its weights, to see early whether it can be used. It is to be read only."""
+    """Return a model without memory for its weights, only to be inspected, to see early whether it can be used."""
     probe = without_memory(resolved)
     problems = unsupported_attributes(probe)
     if problems:
@@ -160,21 +160,21 @@ def _probe(name: str, resolved: str) -> VisionTransformer:
 
 @cache
 def without_memory(name: str) -> torch.nn.Module:
-    """Return timm's model of a name, without a head and without memory for its weights. It is to be read only."""
+    """Return timm's model of a name, without a head or memory for its weights, only to be inspected."""
     with torch.device("meta"):
         model: torch.nn.Module = timm.create_model(name, num_classes=0)
     return model
 
 
 def resolve_name(name: str) -> tuple[str, list[str]]:
-    """Return the full tag and, if the name was not one, a note that says so."""
+    """Return the full tag and, if the name was not a full tag, a note that says so."""
     deprecated = timm.models.get_deprecated_models()
     if name in deprecated:
         current = deprecated[name]
         if current is None:
             raise UsageError(f"backbone '{name}' was removed from timm without a replacement.")
         full_name = _with_tag(current)
-        return full_name, [f"backbone '{name}' is a deprecated name for '{full_name}': write that."]
+        return full_name, [f"backbone '{name}' is a deprecated name for '{full_name}': use that."]
     architecture, tag = timm.models.split_model_name_tag(name)
     if not timm.models.is_model(architecture):
         raise UsageError(_unknown_backbone(name, timm.list_models(include_tags=bool(tag))), advice="backbone")
@@ -197,7 +197,7 @@ def resolve_name(name: str) -> tuple[str, list[str]]:
 
 
 def _with_tag(name: str) -> str:
-    """Return the name with timm's default tag, if it has none and there is one."""
+    """Return the name with timm's default tag, if it has no tag and there is one."""
     config = timm.models.get_pretrained_cfg(name)
     return f"{timm.models.get_arch_name(name)}.{config.tag}" if config is not None and config.tag else name
 
@@ -207,13 +207,13 @@ def _unknown_backbone(name: str, allowed: list[str]) -> str:
 
 
 def local_file(path: Path) -> WeightsFile:
-    """Return a weights file that the user has named, which must be there."""
+    """Return a weights file named by the user, which must exist."""
     check_weights_file(path)
     return WeightsFile(path, str(path))
 
 
 def own_file(name: str, config: PretrainedCfg) -> WeightsFile:
-    """Find the weights that belong to a tag: inside a package, in the hub's cache, on the hub."""
+    """Find the weights of a tag: inside a package, in the Hub's cache, or on the Hub."""
     if config.file:
         path = Path(config.file)
         is_embedded = path == EMBEDDED_FILE
@@ -245,11 +245,11 @@ def _download(name: str, repository: str, file_names: list[str]) -> WeightsFile:
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise UsageError(f"{absent}, and HF_HUB_OFFLINE forbids access to the hub. {what_to_do}")
     try:
-        # A download that fails is repeated for most of a minute; this asks once.
+        # A failing download is repeated for most of a minute; this asks once.
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_TIMEOUT_SECONDS)
     except HfHubHTTPError:
-        pass  # the hub answers: let its client say what is wrong with the file
-    except Exception as error:  # what its HTTP library raises depends on the version
+        pass  # the Hub answers: let its client say what is wrong with the file
+    except Exception as error:  # what the HTTP library raises depends on its version
         raise UsageError(f"{absent}, and the hub does not answer ({error}). {what_to_do}") from error
     for file_name in file_names:
         logger.info("fetching %s/%s from the hub", repository, file_name)
@@ -264,7 +264,7 @@ def _download(name: str, repository: str, file_names: list[str]) -> WeightsFile:
 
 
 def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
-    """Build the model at the image size of a file with named tensors, and fill it."""
+    """Build the model at the image size of a file with named tensors, and load them."""
     state, facts = read_state_dict(path)
     state, prefix_facts = strip_prefix(state)
     head = sorted(key for key in state if _HEAD.match(key))
@@ -282,10 +282,10 @@ def _load_state_dict(path: Path, name: str, probe: VisionTransformer) -> tuple[V
 
 
 def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[VisionTransformer, list[str]]:
-    """Build the model at the image size of a Google checkpoint, and let timm's own reader fill it."""
+    """Build the model at the image size of a Google checkpoint, and let timm's own reader load it."""
     shapes = read_google_shapes(path)
     vit = _build(name, probe, num_positions=shapes[GOOGLE_POSITIONS][1])
-    # timm's reader resamples patches and skips what the model has no place for: both are checked here.
+    # timm's reader resamples patches, and skips what the model has no place for: both are checked here.
     problems = []
     patch_size = tuple(probe.patch_embed.patch_size)
     if shapes[GOOGLE_PATCHES][:2] != patch_size:
@@ -314,7 +314,7 @@ def _load_google(path: Path, name: str, probe: VisionTransformer) -> tuple[Visio
 
 
 def _build(name: str, probe: VisionTransformer, *, num_positions: int | None) -> VisionTransformer:
-    """Build the model, without a head, at the image size that a position embedding was made for."""
+    """Build the model, without a head, at the image size of a position embedding."""
     num_patches = probe.patch_embed.num_patches
     if num_positions is not None:
         num_patches = num_positions - (0 if probe.no_embed_class else 1)

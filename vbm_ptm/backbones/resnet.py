@@ -26,8 +26,8 @@ class ResNet18(nn.Module):
 
     Args:
         channels: C, 64 in the literature.
-        initialization: "torch" for torch's defaults; "zero_residual" for convolutions by Kaiming's normal law
-            (fan-out) and blocks that start as the identity.
+        initialization: "torch" for torch's defaults; "zero_residual" for Kaiming-normal convolutions (fan-out)
+            and blocks that start as the identity.
     """
 
     def __init__(self, *, channels: int = 64, initialization: Initialization = "torch") -> None:

@@ -1,4 +1,4 @@
-"""What every backbone is to a learner: features of a known width, and a record of where its weights come from.
+"""What every backbone offers a learner: features of a known width, and a record of where its weights come from.
 
 Shapes: N images, D width.
 """
@@ -25,9 +25,9 @@ class Preprocessing:
     Attributes:
         image_size: Height and width of the network's input in pixels.
         mean: Mean of each channel, subtracted from values in [0, 1].
-        std: Standard deviation of each channel, divided by.
+        std: Standard deviation of each channel, by which values are then divided.
         interpolation: Resampling filter, "bicubic" or "bilinear".
-        crop_fraction: Central part of the resized image that evaluation keeps.
+        crop_fraction: Fraction of the resized image, around its centre, that evaluation keeps.
     """
 
     image_size: int
@@ -44,11 +44,11 @@ class WeightsRecord:
     Attributes:
         requested: The name that was asked for.
         name: The full timm tag that it resolved to.
-        file: The local path, the file on the hub, the file inside this package, or "from scratch".
-        sha256: Hash of the file's bytes; of weights that were drawn, hash of the tensors.
-        notes: What was changed on loading, e.g. a head that was dropped, or how weights were drawn.
-        seed: Of weights that were drawn, the seed they were drawn with.
-        channels: Of ``resnet18_cifar``, the channels of its first stage.
+        file: The local path, the file on the Hub, the file inside this package, or "from scratch".
+        sha256: Hash of the file's bytes; for random weights, hash of the tensors.
+        notes: What was changed on loading, e.g. a dropped head, or how weights were drawn.
+        seed: The seed of random weights.
+        channels: Channels of the first stage of ``resnet18_cifar``.
     """
 
     requested: str
@@ -61,7 +61,7 @@ class WeightsRecord:
 
 
 def as_interpolation(name: str) -> Interpolation:
-    """Return a resampling filter that the transforms have.
+    """Return a resampling filter that the transforms support.
 
     Raises:
         UsageError: The weights were trained with another one.
@@ -71,19 +71,19 @@ def as_interpolation(name: str) -> Interpolation:
             return known  # type: ignore[no-any-return]
     known_names = " and ".join(get_args(Interpolation))
     raise UsageError(
-        f"the weights were trained with interpolation '{name}', which is not known here; {known_names} are."
+        f"the weights were trained with interpolation '{name}', which is not supported; {known_names} are."
     )
 
 
 def as_rgb(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return a statistic of the three colour channels as timm's configurations give it."""
+    """Return a statistic of the three colour channels from a timm configuration."""
     red, green, blue = values
     return red, green, blue
 
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Put modules into eval mode for a while, without gradients, and back into the mode that they were in."""
+    """Switch modules to eval mode without gradients inside the block, and then back to their own modes."""
     training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
         part.training = False
@@ -101,8 +101,8 @@ class Backbone(nn.Module):
     Attributes:
         width: D.
         preprocessing: How images must be prepared.
-        weights: Where the weights come from; None for weights made by the caller.
-        compile_backend: What its parts are compiled with; None where they are not. Copies keep it.
+        weights: Where the weights come from; None if the caller made them.
+        compile_backend: What its parts are compiled with; None if they are not. Copies keep it.
     """
 
     width: int
@@ -111,11 +111,11 @@ class Backbone(nn.Module):
     compile_backend: str | None = None
 
     def features(self, images: Tensor) -> Tensor:
-        """Return one vector per image (N,D), with gradient, in the mode that the network is in."""
+        """Return one vector per image (N,D), with gradient, in the network's current mode."""
         raise NotImplementedError
 
     def feature_map(self, images: Tensor) -> Tensor:
-        """Return one vector per image and place (N,D,h,w), with gradient, in the mode that the network is in.
+        """Return one vector per image and position (N,D,h,w), with gradient, in the network's current mode.
 
         Raises:
             UsageError: The network has no such map.
@@ -123,23 +123,23 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def compile_parts(self, *, backend: str = "inductor") -> None:
-        """Compute what stays the same over the tasks in compiled form from now on; values agree to rounding.
+        """From now on, compute what stays the same over the tasks in compiled form; values agree up to rounding.
 
         Args:
-            backend: Of ``torch.compile``.
+            backend: Backend of ``torch.compile``.
         """
         self.compile_backend = backend
 
     def query(self, images: Tensor) -> Tensor:
-        """Return the features (N,D) without gradient.
+        """Return the features (N,D), without gradient.
 
-        They are computed in eval mode whatever the mode outside, so that dropout, drop path and the statistics of a
-        batch never change them.
+        They are computed in eval mode whatever the mode outside, so that dropout, drop path and batch
+        statistics never change them.
         """
         with evaluating(self):
             return self.features(images)
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the features of an image depend on the others of its batch in training."""
+        """Whether, in training, the features of an image depend on the other images of its batch."""
         return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())

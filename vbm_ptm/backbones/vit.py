@@ -25,24 +25,24 @@ from vbm_ptm.backbones.compiling import compiled, is_compilable
 from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, as_interpolation
 from vbm_ptm.errors import UsageError
 
-# What the forward pass below knows of a timm block. A part with another name would be left out in silence,
+# The parts of a timm block that the forward pass below knows. Any other part would be left out silently,
 # so a block that has one is refused.
 _BLOCK_PARTS = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
 _ATTENTION_PARTS = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 
 
 class PromptableViT(Backbone):
-    """An unmodified timm ViT with a forward pass that takes prompts; its state-dict keys stay under ``vit.``.
+    """An unmodified timm ViT with a forward pass that takes prompts; state-dict keys begin with ``vit.``.
 
     Args:
         vit: The model. It needs a class token as its only prefix token, a learned position embedding and
-            timm's plain blocks; anything else is refused. A classifier head is taken off.
-        preprocessing: How images must be prepared; by default what the model's timm configuration says.
-        weights: Where the weights come from; None for weights made by the caller.
-        gradient_checkpointing: Keep no activations inside of blocks, but compute them again in the backward pass.
+            timm's plain blocks; anything else is refused. A classifier head is removed.
+        preprocessing: How images must be prepared; by default as the model's timm configuration says.
+        weights: Where the weights come from; None if the caller made them.
+        gradient_checkpointing: Keep no activations inside blocks, but recompute them in the backward pass.
 
     Raises:
-        UsageError: The model has an attribute that the prompts are not defined for.
+        UsageError: The model has an attribute for which prompts are not defined.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PromptableViT(Backbone):
 
     @property
     def class_position(self) -> Tensor:
-        """Position vector of the class token (1,1,D): zeros where the model gives it none."""
+        """Position vector of the class token (1,1,D): zeros if the model gives it none."""
         assert self.vit.cls_token is not None
         assert self.vit.pos_embed is not None
         if self.vit.no_embed_class:
@@ -97,12 +97,12 @@ class PromptableViT(Backbone):
 
         Args:
             images: Images (N,3,height,width).
-            tokens: Prompt tokens (N or 1, L, D), put between the class token and the patches once the
-                position embedding is added: they carry no position. T is then 1 + L + P.
+            tokens: Prompt tokens (N or 1, L, D), inserted between the class token and the patches once the
+                position embedding has been added: they carry no position. T is then 1 + L + P.
             prefixes: Block index -> (N or 1, 2, L, D), keys at [:, 0] and values at [:, 1]. They are split
                 into heads and put before the block's keys and values after projection (and after the
                 norm of the keys, where the block has one); queries and T are unchanged.
-            adaptation: What else is changed (``vbm_ptm.backbones.adaptations``). Its tokens stand behind the patches.
+            adaptation: What else is changed (``vbm_ptm.backbones.adaptations``). Its tokens come after the patches.
         """
         adaptation = adaptation or Adaptation()
         sequence = self._embed(images, adaptation)
@@ -139,7 +139,7 @@ class PromptableViT(Backbone):
         return maps
 
     def _apply_block(self, function: Callable[..., Any], *inputs: Any) -> Tensor:
-        """Run a block (N,T,D) -> (N,T,D), without keeping its activations if so set."""
+        """Run a block (N,T,D) -> (N,T,D), keeping its activations or not, as configured."""
         if self.compile_backend is not None and is_compilable(inputs):
             function = compiled(function, self.compile_backend)
         is_recomputed = self.gradient_checkpointing and torch.is_grad_enabled()
@@ -149,13 +149,13 @@ class PromptableViT(Backbone):
         return output
 
     def _embed(self, images: Tensor, adaptation: Adaptation) -> Tensor:
-        """Return class token and patches with their positions, and the adaptation's tokens (N,1+P+L,D)."""
+        """Return the class token and patches with their positions, then the adaptation's tokens (N,1+P+L,D)."""
         vit = self.vit
         assert vit.cls_token is not None
         assert vit.pos_embed is not None
         patches: Tensor = vit.patch_embed(images)
         positions: Tensor = vit.pos_embed
-        if vit.dynamic_img_size:  # such models leave the patches on their grid (N,rows,columns,D)
+        if vit.dynamic_img_size:  # such models keep the patches on their grid (N,rows,columns,D)
             grid = patches.shape[1:3]
             if tuple(grid) != tuple(vit.patch_embed.grid_size):
                 positions = resample_abs_pos_embed(
@@ -181,9 +181,9 @@ class PromptableViT(Backbone):
 
 
 def unsupported_attributes(vit: nn.Module) -> list[str]:
-    """Return what keeps a model from taking prompts, one readable line each, the attribute named.
+    """Return what keeps a model from taking prompts, one line each, which names the attribute.
 
-    It looks at the configuration only, so a model on the meta device will do.
+    Only the configuration is looked at, so a model on the meta device will do.
     """
     # A subclass may embed, attend or pool in its own way, so the classes are compared exactly.
     if type(vit) is not VisionTransformer:
@@ -219,7 +219,7 @@ def unsupported_attributes(vit: nn.Module) -> list[str]:
             if parts:
                 problems.append(f"blocks[{index}] has {', '.join(parts)}; needed: plain blocks.")
         if problems:
-            break  # blocks are alike: one line is enough
+            break  # all blocks are alike: one line is enough
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Reading a weights file: named tensors, what they were wrapped in, and why a file cannot be used."""
+"""Reading a weights file: its named tensors, what they are wrapped in, and why a file cannot be used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vbm_ptm.stand_ins import STAND_IN_BYTES, describe_stand_in
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
-# What training scripts put state dicts under, the one to take first: averaged weights win, as in timm.
+# The keys under which training scripts store state dicts, in order of preference: averaged weights win, as in timm.
 _AVERAGES = ("state_dict_ema", "model_ema")
 _WRAPPINGS = (*_AVERAGES, "state_dict", "model")
 _PREFIXES = re.compile(r"(?:(?:module|model|backbone|_orig_mod|encoder|vit|network)\.)+")
 
-# Where torch's message begins to say how to run what a file holds.
+# Where torch's message begins to say how to load the file by running its code.
 _ADVICE_OF_TORCH = re.compile(r"\n|\. In PyTorch 2\.6|\. This file can still be loaded")
 
 # Names in Google's checkpoints.
@@ -35,28 +35,28 @@ GOOGLE_POSITIONS = "Transformer/posembed_input/pos_embedding"
 
 
 def check_weights_file(path: Path) -> None:
-    """Make sure that a local weights file is there and is not a pointer to one.
+    """Make sure that a local weights file exists and is not a pointer to one.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It does not exist, or is a pointer.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"backbone.checkpoint '{path}' must be a file ending in {', '.join(SUFFIXES)}.")
     if not path.is_file():
         raise UsageError(
-            f"backbone.checkpoint '{path}' does not exist or is not a file; set it to the place of one."
+            f"backbone.checkpoint '{path}' does not exist or is not a file; set it to the path of a weights file."
         )
     with path.open("rb") as file:
         start = file.read(STAND_IN_BYTES)
     if not start:
-        raise UsageError(f"backbone.checkpoint '{path}' is empty and cannot be read: fetch the file again.")
+        raise UsageError(f"backbone.checkpoint '{path}' is empty: fetch the file again.")
     stand_in = describe_stand_in(start)
     if stand_in:
         raise UsageError(f"backbone.checkpoint '{path}' is {stand_in}.")
 
 
 def read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Read named tensors and say what they were wrapped in.
+    """Read named tensors, and say what they were wrapped in.
 
     Raises:
         UsageError: The file cannot be read without running code from it, or holds something else.
@@ -93,7 +93,7 @@ def read_state_dict(path: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Return whether a file is read as safetensors: it begins like one, or is called so and not like a pickle."""
+    """Return whether a file is read as safetensors: by how it begins, or else by its name."""
     with path.open("rb") as file:
         start = file.read(9)
     is_pickled = start.startswith((b"PK", b"\x80"))
@@ -122,7 +122,7 @@ def _is_filled(value: object) -> bool:
 
 
 def strip_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Take off what a wrapper (DDP, torch.compile, a training framework) put before every key."""
+    """Strip the prefix that a wrapper (DDP, torch.compile, a training framework) put before every key."""
     anchors = [key for key in state if key.endswith("patch_embed.proj.weight")]
     prefix = anchors[0].removesuffix("patch_embed.proj.weight") if len(anchors) == 1 else ""
     if not _PREFIXES.fullmatch(prefix):
@@ -132,13 +132,13 @@ def strip_prefix(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]
 
 
 def read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array of a Google checkpoint, named without the optimizer's prefix.
+    """Return the shape of every array in a Google checkpoint, named without the optimizer's prefix.
 
     Raises:
         UsageError: The file cannot be read, or has another layout.
     """
     try:
-        # np.load leaves a file open that it cannot read, so the file is opened here.
+        # np.load leaves a file open if it cannot read it, so the file is opened here.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             shapes = {key: arrays[key].shape for key in arrays.files}
     except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -147,14 +147,14 @@ def read_google_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     shapes = {key.removeprefix(prefix): shape for key, shape in shapes.items()}
     if len(shapes.get(GOOGLE_PATCHES, ())) != 4 or len(shapes.get(GOOGLE_POSITIONS, ())) != 3:
         raise UsageError(
-            f"weights file '{path}' has not the layout of Google's ViT checkpoints: it needs "
+            f"weights file '{path}' does not have the layout of Google's ViT checkpoints: it needs "
             f"'{GOOGLE_PATCHES}' and '{GOOGLE_POSITIONS}', and holds {some_keys(sorted(shapes))}."
         )
     return shapes
 
 
 def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path: Path, name: str) -> None:
-    """Make sure that a file's tensors are exactly those of a model.
+    """Make sure that the tensors of a file are exactly those of a model.
 
     Args:
         state: The file's tensors.
@@ -164,7 +164,7 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
 
     Raises:
         UsageError: One is missing, unknown to the model, of another shape, sparse or without values, or
-            holds other numbers than real ones.
+            does not hold real numbers.
     """
     problems = []
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -202,15 +202,15 @@ def check_match(state: Mapping[str, Tensor], own: Mapping[str, Tensor], *, path:
 
 
 def check_finite(model: nn.Module, path: Path) -> None:
-    """Make sure that a model filled from a file holds numbers alone, and different ones.
+    """Make sure that a model loaded from a file holds finite numbers, and not all the same.
 
     Raises:
-        UsageError: Weights are NaN or infinite, or every matrix holds one value alone, such as zero.
+        UsageError: Weights are NaN or infinite, or every matrix holds a single value, such as zero.
     """
     matrices = [tensor for tensor in model.state_dict().values() if tensor.dim() > 1]
     if matrices and all(bool((tensor == tensor.flatten()[0]).all()) for tensor in matrices):
         what = (
-            "one value alone in every matrix"
+            "a single value in every matrix"
             if any(bool(tensor.any()) for tensor in matrices)
             else "zeros alone"
         )
@@ -223,7 +223,7 @@ def check_finite(model: nn.Module, path: Path) -> None:
     if broken:
         raise UsageError(
             f"weights file '{path}' holds numbers that are not finite (NaN or infinite): {some_keys(broken)}. The "
-            "training that made it has diverged, or the file is damaged: take another one."
+            "training that made it has diverged, or the file is damaged: use another one."
         )
 
 
@@ -234,5 +234,5 @@ def file_sha256(path: Path) -> str:
 
 
 def some_keys(names: Sequence[str]) -> str:
-    """Return the first names in one line and how many more there are."""
+    """Return the first names in one line, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

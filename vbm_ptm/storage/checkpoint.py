@@ -1,9 +1,9 @@
-"""Checkpoints: directories of safetensors and JSON that are there as a whole or not at all.
+"""Checkpoints: directories of safetensors and JSON that exist as a whole or not at all.
 
     checkpoints/task_02/                        after a task:
-        learner.safetensors                     state dict without statistics and what the backbone was loaded with
+        learner.safetensors                     state dict without statistics and unchanged backbone weights
         state.json                              what rebuilds the learner, the counts so far, the configuration
-        SHA256SUMS                              of all files that belong to it, as sha256sum -c reads them
+        SHA256SUMS                              of all files that belong to it, as read by sha256sum -c
     checkpoints/last_000123/                    inside a task, after this many steps of the run: the same, and
         optimizer.safetensors                   the optimizer's averages; none is needed at the end of training
     checkpoints/statistics/task_00.safetensors  what a task left behind for good, written once
@@ -55,10 +55,10 @@ _LEARNER, _OPTIMIZER, _STATE, _SUMS = (
 
 
 class CheckpointConfig(Settings):
-    """Which checkpoints are written and which stay.
+    """Which checkpoints are written, and which are kept.
 
     Attributes:
-        keep: "all"; "last" (the newest two); "auto": all when the backbone is frozen, when they are small.
+        keep: "all"; "last" (the newest two); "auto": all if the backbone is frozen, as they are small then.
         every: When to save inside a task: "task" (only at the end of its training), "epoch" (at the end of an epoch,
             but never so often that it would slow training down), "10 minutes", "50 steps".
     """
@@ -69,12 +69,12 @@ class CheckpointConfig(Settings):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A finished task, or a position inside one, on disk.
+    """A finished task, or a position inside a task, on disk.
 
     Attributes:
         path: The directory.
         state: What ``state.json`` holds.
-        digests: SHA-256 of every file by its name relative to ``checkpoints``.
+        digests: SHA-256 of every file, by its name relative to ``checkpoints``.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Checkpoint:
         return self.state.num_finished > self.task_index
 
     def verify(self) -> None:
-        """Make sure that every file is what was written.
+        """Make sure that every file is as it was written.
 
         Raises:
             UsageError: One is missing or damaged.
@@ -103,7 +103,9 @@ class Checkpoint:
         strange = sorted({file.name for file in self.path.iterdir()} - known)
         if strange:
             logger.warning(
-                "%s holds files that belong to no checkpoint; they are not read: %s", self.path, strange
+                "%s holds files that are not part of the checkpoint; they are not read: %s",
+                self.path,
+                strange,
             )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -119,7 +121,7 @@ class Checkpoint:
         return tensors
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Read and verify what the optimizer keeps; nothing after the end of training."""
+        """Read and verify the optimizer's state; empty after the end of training."""
         name = f"{self.path.name}/{_OPTIMIZER}"
         return tensors_from_bytes(self._content(name)) if name in self.digests else {}
 
@@ -133,9 +135,9 @@ class CheckpointStore:
     Args:
         directory: ``checkpoints`` in the run directory.
         keep: See ``CheckpointConfig``.
-        config: The run's configuration as JSON values, which every checkpoint repeats.
-        fresh: The run's learner before its first task. What its backbone was loaded with and still has is left out of
-            checkpoints; None to store all of it.
+        config: The run's configuration as JSON values, repeated in every checkpoint.
+        fresh: The run's learner before its first task. What its backbone was loaded with and still has is left out
+            of checkpoints; None to store everything.
     """
 
     def __init__(
@@ -172,13 +174,13 @@ class CheckpointStore:
     def save_inside_task(
         self, learner: Learner, state: RunState, *, num_steps: int, optimizer: Mapping[str, Tensor]
     ) -> None:
-        """Write the checkpoint of a position inside a task, and keep the one before it.
+        """Write the checkpoint of a position inside a task, and keep the previous one.
 
         Args:
             learner: Between two steps.
             state: What else the run needs to be resumed.
             num_steps: Steps of the run so far.
-            optimizer: What the optimizer keeps; empty at the end of training.
+            optimizer: The optimizer's state; empty at the end of training.
         """
         path = self.directory / f"last_{num_steps:06d}"
         if not path.exists():
@@ -187,7 +189,7 @@ class CheckpointStore:
             remove_directory(old)
 
     def tasks(self) -> list[int]:
-        """Return the indices of the finished tasks with a checkpoint, in order."""
+        """Return the indices of the finished tasks that have a checkpoint, in order."""
         found = (re.fullmatch(r"task_(\d+)", path.name) for path in self.directory.glob("task_*"))
         return sorted(int(match[1]) for match in found if match)
 
@@ -207,7 +209,7 @@ class CheckpointStore:
         return read_checkpoint(self._task_path(index))
 
     def newest_first(self) -> list[Path]:
-        """Return all checkpoints; those whose place in the run cannot be told come first."""
+        """Return all checkpoints; those whose place in the run is unknown come first."""
 
         def age(path: Path) -> tuple[float, bool]:
             try:
@@ -219,7 +221,7 @@ class CheckpointStore:
         return sorted([*reversed(self._inside_tasks()), *tasks], key=age)
 
     def go_on_from(self, chosen: Checkpoint | None) -> None:
-        """Remove what a run that resumes from ``chosen`` does not need: half-written files, later checkpoints."""
+        """Remove what a run that resumes from ``chosen`` does not need: half-written files and later checkpoints."""
         remove_partials(self.directory)
         remove_partials(self.directory / "statistics")
         if chosen is None:
@@ -233,7 +235,7 @@ class CheckpointStore:
                 "removing %s, which is newer than the checkpoint that the run continues from", path
             )
             remove_directory(path)
-        if chosen.is_finished:  # these lie in its task
+        if chosen.is_finished:  # those inside its task
             for path in self._inside_tasks():
                 remove_directory(path)
 
@@ -246,7 +248,7 @@ class CheckpointStore:
         num_finished: int,
         optimizer: Mapping[str, Tensor] | None = None,
     ) -> Checkpoint:
-        """Write a checkpoint whose learner has finished this many tasks; their statistics are written once."""
+        """Write a checkpoint of a learner that has finished this many tasks; their statistics are written once."""
         self._refuse_loss()
         tensors = _stored(learner.state_dict())
         now = fingerprints(_of_backbone(tensors)) if self._loaded else {}
@@ -282,13 +284,13 @@ class CheckpointStore:
         return Checkpoint(path, whole, digests)
 
     def _refuse_loss(self) -> None:
-        """Raise where what the run wrote earlier is gone: somebody has removed its folder, or mounted another one."""
+        """Raise if what the run wrote earlier is gone: its folder was removed, or another one was mounted."""
         lost = [name for name in self._statistics if not (self.directory / name).is_file()]
         if lost or (self._has_written and not self.directory.is_dir()):
             raise TrainingError(
                 f"{self.directory} has lost what this run wrote there earlier"
                 + f" ({some_names(lost, limit=3)})" * bool(lost)
-                + ": its folder was removed while it was working. Start it anew in another folder."
+                + ": its folder was removed while it was running. Start it again in another folder."
             )
 
     def _task_path(self, index: int) -> Path:
@@ -301,7 +303,7 @@ class CheckpointStore:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read what a checkpoint says, but not its tensors.
+    """Read the state of a checkpoint, but not its tensors.
 
     Raises:
         UsageError: It is damaged, or of another format.
@@ -325,7 +327,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def restore(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Bring a fresh learner into the state of a checkpoint: grow it task by task, then load strictly.
+    """Bring a fresh learner into the state of a checkpoint: grow it task by task, then load tensors strictly.
 
     Raises:
         UsageError: The backbone's weights are not those that the checkpoint was made with.
@@ -335,12 +337,12 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     if given != recorded:
         raise UsageError(
             f"{checkpoint.path} was made with pre-trained weights of SHA-256 {recorded}, but {given} is loaded. "
-            "Give the same file by backbone.checkpoint."
+            "Give the same file as backbone.checkpoint."
         )
     tensors = checkpoint.tensors()
     _complete(tensors, learner, checkpoint)
     tasks, num_finished = checkpoint.state.tasks, checkpoint.state.num_finished
-    with seeded(0):  # what a task starts from is overwritten, but drawn
+    with seeded(0):  # initial values are drawn, though overwritten afterwards
         grow(learner, tasks[:num_finished], tensors)
         if not checkpoint.is_finished:
             learner.begin_task(tasks[num_finished])
@@ -348,7 +350,7 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
 
 
 def _complete(tensors: dict[str, Tensor], learner: Learner, checkpoint: Checkpoint) -> None:
-    """Add the backbone's tensors that a checkpoint has left out, from a fresh learner; versions before 6 name none."""
+    """Add the backbone's tensors that a checkpoint leaves out, from a fresh learner."""
     state = checkpoint.state
     is_partial = state.left_out_sha256 is not None or state.format_version < 6
     own = {name: tensor for name, tensor in _of_backbone(learner.state_dict()).items() if name not in tensors}
@@ -357,16 +359,16 @@ def _complete(tensors: dict[str, Tensor], learner: Learner, checkpoint: Checkpoi
     if state.left_out_sha256 not in (None, combined(fingerprints(own))):
         raise UsageError(
             f"{checkpoint.path} leaves out what the backbone was loaded with, and this version of the program or of "
-            "its libraries makes other tensors of the same weights. Take the versions that result.json names."
+            "its libraries makes other tensors from the same weights. Use the versions that result.json names."
         )
     tensors |= {name: tensor.clone() for name, tensor in own.items()}
 
 
 def grow(learner: Learner, tasks: Sequence[Task], tensors: Mapping[str, Tensor]) -> None:
-    """Make room in a fresh learner for what it keeps of finished tasks, so that a strict load fits.
+    """Make room in a fresh learner for what it keeps from finished tasks, so that a strict load fits.
 
     Args:
-        learner: Has begun no task.
+        learner: A learner that has not begun any task.
         tasks: The finished tasks.
         tensors: What will be loaded.
     """
@@ -396,13 +398,13 @@ def _digest(content: bytes) -> str:
 
 
 def _sums(digests: Mapping[str, str], directory: str) -> bytes:
-    """Return what sha256sum -c reads in a directory."""
+    """Return the text that sha256sum -c reads in a directory."""
     names = ((os.path.relpath(name, directory), digest) for name, digest in sorted(digests.items()))
     return "".join(f"{digest}  {name}\n" for name, digest in names).encode()
 
 
 def _digests(sums: bytes, directory: str) -> dict[str, str]:
-    """Return what ``_sums`` was given, as far as it can be read."""
+    """Parse what ``_sums`` returns, as far as it can be read."""
     lines = re.findall(r"^([0-9a-f]{64})  (\S+)$", sums.decode(errors="replace"), flags=re.MULTILINE)
     return {os.path.normpath(os.path.join(directory, name)): digest for digest, name in lines}
 
@@ -415,7 +417,7 @@ def _format_version(content: bytes) -> Any:
 
 
 def _verified(file: Path, digest: str | None) -> bytes:
-    """Return a file's bytes if they are those that were written."""
+    """Return the bytes of a file if they are what was written."""
     content = file.read_bytes() if file.is_file() else b""
     if _digest(content) != digest:
         raise _damage(file, "damaged" if content else "missing or empty")

@@ -13,8 +13,8 @@ from vbm_ptm.storage.task_position import TaskPosition
 from vbm_ptm.storage.task_record import TaskRecord
 
 FORMAT_VERSION = 6
-# What can be read: version 5 left a backbone out as a whole or not at all; version 4 also listed the shapes that the
-# files of tensors say.
+# Readable versions: version 5 left out a whole backbone or none of it; version 4 also listed shapes, which the files
+# of tensors hold anyway.
 READABLE_VERSIONS = (4, 5, FORMAT_VERSION)
 
 
@@ -22,19 +22,19 @@ class RunState(Record):
     """What a run needs, besides tensors, to be resumed or used.
 
     Attributes:
-        class_names: By class index.
-        split_sha256: Which image is in which split and class.
+        class_names: Names by class index.
+        split_sha256: Hash of which image is in which split and class.
         held_out: Which part of the training images was held out for testing.
-        num_planned_tasks: Tasks that the learner was made for.
+        num_planned_tasks: Tasks that the learner was built for.
         tasks: Tasks of the run.
         evaluation_tasks: Tasks that accuracy is reported on.
-        matrix: What ``accuracies`` is made of.
-        records: What each finished task took.
-        log_position: Bytes of ``log.jsonl`` that belong to it.
+        matrix: The counts that ``accuracies`` is made from.
+        records: What each finished task took and gave.
+        log_position: Bytes of ``log.jsonl`` up to this checkpoint.
         gradient_scaler: State of the fp16 scaler, if there is one.
         num_ranks: Processes that trained together.
-        num_threads: Of PyTorch on the processor.
-        training: Position in the task in progress; None after a task.
+        num_threads: PyTorch's threads on the CPU.
+        training: Position in the task in progress; None at the end of a task.
     """
 
     class_names: tuple[str, ...]
@@ -58,15 +58,15 @@ class RunState(Record):
 
 
 class CheckpointState(RunState):
-    """The same with what the store adds.
+    """The same, with what the store adds.
 
     Attributes:
-        format_version: Of this layout.
+        format_version: Version of this layout.
         task_index: The task after which, or inside which, it was written, from 0.
-        weights_sha256: The pre-trained weights; None for a backbone that the caller made.
-        left_out_sha256: One fingerprint of the backbone's tensors that are as they were loaded, and not stored; None
-            where none is left out, and in earlier versions.
-        num_finished: Tasks that are finished.
+        weights_sha256: Hash of the pre-trained weights; None for a backbone that the caller made.
+        left_out_sha256: Fingerprint of the backbone's tensors that are still as loaded and therefore not stored; None
+            if none is left out, and in earlier versions.
+        num_finished: Number of finished tasks.
         files: Files with tensors, relative to ``checkpoints``.
         config: The configuration of the run.
     """

@@ -1,7 +1,7 @@
-"""Files and directories that are there as a whole or not at all, also after a power cut or on a full disk.
+"""Files and directories that exist as a whole or not at all, even after a power cut or on a full disk.
 
-They are written under a temporary name, forced to the disk, and renamed. Where a file system cannot force something to
-the disk, a warning says what is not protected.
+They are written under a temporary name, forced to disk, and renamed. If a file system cannot force something to disk, a
+warning says what is not protected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vbm_ptm.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-# What a file system answers that cannot force a file or a directory to the disk.
+# What a file system answers if it cannot force a file or a directory to disk.
 _CANNOT_SYNC = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -29,7 +29,7 @@ def check_writable(path: Path) -> None:
     """Make sure that a file can be written before anything is computed for it.
 
     Raises:
-        UsageError: It is a directory, or one cannot write where it should lie.
+        UsageError: It is a directory, or its folder cannot be written to.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a directory; give the name of a file.")
@@ -60,7 +60,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a directory of files, in the place of one of that name."""
+    """Write a directory of files, replacing one of the same name."""
     with _partial(path) as partial:
         if path.exists():
             remove_directory(path)
@@ -75,7 +75,7 @@ def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory such that a process killed meanwhile leaves all of it, or a partial that nobody reads."""
+    """Remove a directory so that a process killed meanwhile leaves either all of it, or a partial that nobody reads."""
     partial = _partial_name(path)
     _remove(partial)
     path.rename(partial)
@@ -83,14 +83,14 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_partials(directory: Path) -> None:
-    """Remove what a process that was killed has left half-written, or half-removed, in a directory."""
+    """Remove what a killed process has left half-written or half-removed in a directory."""
     for stale in directory.glob(".*.partial"):
         _remove(stale)
 
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside ``path``; what stands there after an error is removed, to free its space."""
+    """Yield a temporary name beside ``path``; after an error, whatever is there is removed to free its space."""
     partial = _partial_name(path)
     try:
         yield partial
@@ -118,11 +118,11 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def sync(descriptor: int, path: Path) -> None:
-    """Force an open file or directory to the disk, or warn where that cannot be done.
+    """Force an open file or directory to disk, or warn if that cannot be done.
 
     Args:
-        descriptor: Of the file.
-        path: Its place.
+        descriptor: File descriptor.
+        path: Its path.
     """
     try:
         os.fsync(descriptor)
@@ -133,13 +133,11 @@ def sync(descriptor: int, path: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    if os.name == "nt":  # where directories cannot be opened
+    if os.name == "nt":  # directories cannot be opened there
         return
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except (
-        OSError
-    ) as error:  # of a folder that may be written to and not read, or a file system that opens none
+    except OSError as error:  # a folder that may be written but not read, or a file system that opens none
         _warn_once("a directory", str(error.strerror))
         return
     try:
@@ -151,7 +149,7 @@ def _sync_directory(path: Path) -> None:
 @cache
 def _warn_once(what: str, reason: str) -> None:
     logger.warning(
-        "the file system of the output cannot force %s to the disk (%s): the latest data may be lost in a power cut, "
+        "the file system of the output cannot force %s to disk (%s): the latest data may be lost in a power cut, "
         "but not if the run is killed",
         what,
         reason,

@@ -1,7 +1,7 @@
-"""Files that one process at a time may hold.
+"""Files that only one process at a time may hold.
 
 The lock is the operating system's: it ends with the process, however that ends. filelock is not used: depending on its
-version it empties the file that says who holds it, or leaves a file behind where a run was killed.
+version, it empties the file that says who holds the lock, or leaves a file behind when a run is killed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if sys.platform != "win32":
 
 logger = logging.getLogger(__name__)
 
-# What a file system without locks answers: a network share without its lock service, many user-space ones.
+# What a file system without locks answers: a network share without a lock service, and many user-space ones.
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
-# Seconds in which loader workers notice that their run is dead: they share its lock.
+# Seconds within which loader workers, which share the lock of their run, notice that it is dead.
 _WORKERS_END = 15.0
 
 
@@ -34,12 +34,12 @@ class LockedElsewhereError(Exception):
 
 @contextmanager
 def sole_holder(path: Path, *, what: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold a lock file, in which the number of this process stands as long as it does.
+    """Hold a lock file, which contains the number of this process for as long.
 
-    Where the file system has no locks, a warning says what is not protected, and the block is entered all the same.
+    If the file system has no locks, a warning says what is not protected, and the block is entered all the same.
 
     Args:
-        path: The lock file; made if it is not there.
+        path: The lock file; created if it does not exist.
         what: What the lock protects, for the warning.
         patience: Seconds to wait for a living holder.
 
@@ -55,7 +55,7 @@ def sole_holder(path: Path, *, what: str, patience: float = 0.0) -> Iterator[Non
 
 
 def _is_taken(lock: IO[str], *, what: str, patience: float) -> bool:
-    """Wait for the lock; return False where there are no locks."""
+    """Wait for the lock; return False if there are no locks."""
     started = time.monotonic()
     has_told = False
     while True:
@@ -90,7 +90,7 @@ def _lock(lock: IO[str]) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except PermissionError as error:  # how some network shares say that it is held
+    except PermissionError as error:  # how some network shares say that a lock is held
         raise BlockingIOError(*error.args) from error
 
 
@@ -98,14 +98,14 @@ def _is_alive(process: str) -> bool:
     try:
         os.kill(int(process), 0)
     except (ValueError, PermissionError):
-        return True  # not known, or somebody else's
+        return True  # unknown, or somebody else's
     except ProcessLookupError:
         return False
     return True
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process holds a lock file; None where that cannot be known.
+    """Return whether a process holds a lock file; None if that cannot be known.
 
     Args:
         path: What ``sole_holder`` was given.

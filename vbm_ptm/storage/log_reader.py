@@ -1,4 +1,4 @@
-"""Reading ``log.jsonl``, also while another process writes it."""
+"""Reading ``log.jsonl``, even while another process writes it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Event = dict[str, Any]
 
 
 class LogReader:
-    """Brings what has been added to a log since the last look: whole lines only.
+    """Returns what has been added to a log since the last call, in whole lines only.
 
-    A run that goes on cuts its log back to its checkpoint, so that what was read may not have happened: then all is
+    A run that resumes cuts its log back to its checkpoint, so that what was read may no longer hold: then everything is
     read again.
 
     Args:
-        path: The file, which need not be there yet.
+        path: The file, which need not exist yet.
 
     Attributes:
         num_restarts: How often everything was read again.
@@ -30,9 +30,9 @@ class LogReader:
         self._last_line = b""
 
     def read(self) -> list[Event]:
-        """Return the events that are new; all of them after ``num_restarts`` has grown.
+        """Return the new events; all of them if ``num_restarts`` has grown.
 
-        A line that is not one JSON object is left out: ``vbm_ptm.runs.verification`` tells of it.
+        A line that is not a JSON object is left out: ``vbm_ptm.runs.verification`` reports it.
         """
         try:
             file = self.path.open("rb")
@@ -57,7 +57,7 @@ class LogReader:
 
 
 def parse_line(line: bytes) -> Event | None:
-    """Return the event of a line; None if it is none."""
+    """Return the event of a line; None if it is not an event."""
     try:
         event = json.loads(line)
     except ValueError:

@@ -1,6 +1,6 @@
-"""A learner as a folder that needs nothing else: neither the run, nor the data, nor the pre-trained weights' file.
+"""A learner as a folder that needs nothing else: neither the run, nor the data, nor the file of pre-trained weights.
 
-model.safetensors   the whole state dict, the backbone included
+model.safetensors   the whole state dict, including the backbone
 config.json         what rebuilds the learner and prepares its images, class names, the hash of the file above
 """
 
@@ -35,26 +35,26 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class TrainingRecord(Record):
-    """What training recorded, for readers, without paths of the machine.
+    """What training recorded, for people to read, without paths of the machine.
 
     Attributes:
         learner: Name of the method.
-        preset: Of its settings.
+        preset: Preset of its settings.
         views: V.
         scenario: Its kind, and how many of its tasks are finished.
-        earlier_tasks: Of an extended run: what data set and settings do not cover.
+        earlier_tasks: For an extended run: what its data set and settings do not cover.
         dataset: Name of the data set.
-        dataset_revision: Its revision on the hub.
+        dataset_revision: Its revision on the Hub.
         training_images: Training images of all tasks.
-        images_seen: Views that training showed.
-        split_sha256: Which image is in which split and class.
-        seed: Of training.
-        class_order_seed: Of the order of classes.
+        images_seen: Views shown in training.
+        split_sha256: Hash of which image is in which split and class.
+        seed: Training seed.
+        class_order_seed: Seed of the class order.
         pre_trained_weights: Their name, file and hash.
         learner_settings: Settings of the method.
         objective: Settings of the loss.
         optimization: Settings of the optimizer.
-        versions: Of the libraries.
+        versions: Versions of the libraries.
         metrics: Every number of the accuracy matrix.
     """
 
@@ -79,22 +79,22 @@ class TrainingRecord(Record):
 
 
 class PortableConfig(Settings):
-    """All that the folder says of a learner but its weights.
+    """Everything that the folder says about a learner, except its weights.
 
     Attributes:
         library_name: What reads the folder.
-        format_version: Of the folder.
-        learner: The method's settings, its name among them.
+        format_version: Version of the folder's layout.
+        learner: The method's settings, including its name.
         num_tasks: Tasks that the learner was planned for.
-        tasks: Tasks that it has finished.
+        tasks: The tasks that it has finished.
         class_names: Names of all seen classes, by class index.
         backbone: The pre-trained weights that training began with.
         preprocessing: How images are prepared for them.
-        transforms: The data set's settings of the transforms.
+        transforms: The data set's settings for the transforms.
         mixed_precision: What the forward pass computes in.
-        evaluation_batch_size: Images that are classified at once.
-        precision: What the weights are stored in; they are always loaded as single precision.
-        sha256: Hash of the weights' file.
+        evaluation_batch_size: Number of images classified at once.
+        precision: Precision that the weights are stored in; they are always loaded in single precision.
+        sha256: Hash of the file of weights.
         record: What training recorded, for people to read.
     """
 
@@ -116,7 +116,7 @@ class PortableConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _read_version_1(cls, values: Any) -> Any:
-        if isinstance(values, dict):  # version 1 also listed the shapes that the file of weights says
+        if isinstance(values, dict):  # version 1 also listed shapes, which the file of weights holds anyway
             return {name: value for name, value in values.items() if name != "finished_shapes"}
         return values
 
@@ -138,16 +138,16 @@ def write_portable(
     record: TrainingRecord,
     more_files: Mapping[str, str],
 ) -> PortableConfig:
-    """Write a learner and all that it needs; the folder is there as a whole or not at all.
+    """Write a learner and all that it needs; the folder is written as a whole or not at all.
 
     Args:
         folder: Must not exist.
         learner: After the end of a task.
-        class_names: By class index.
+        class_names: Names by class index.
         transforms: The data set's settings.
         mixed_precision: What the forward pass computes in.
         evaluation_batch_size: Images to classify at once.
-        is_half: Store half the bytes; predictions then differ in their last digits.
+        is_half: Store in half precision; predictions then differ in their last digits.
         record: What training recorded.
         more_files: Name -> text of further files in the folder.
 
@@ -182,7 +182,7 @@ def write_portable(
 
 
 def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
-    """Read and verify a learner; it is on the CPU and in evaluation mode.
+    """Read and verify a learner; it is on the CPU and in eval mode.
 
     The code of a learner from outside this package does not come with the folder. It is never imported because a folder
     says so, as that may come from a stranger: the caller imports it first.
@@ -197,7 +197,7 @@ def read_portable(folder: Path) -> tuple[Learner, PortableConfig]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "as a whole"
         raise UsageError(
-            f"{file} is not that of an exported learner, or of another version of vbm_ptm: {where}: {first['msg']}."
+            f"{file} is not from an exported learner, or from another version of vbm_ptm: {where}: {first['msg']}."
         ) from error
     content = (folder / WEIGHTS_FILE).read_bytes() if (folder / WEIGHTS_FILE).is_file() else b""
     if hashlib.sha256(content).hexdigest() != config.sha256:
@@ -230,6 +230,6 @@ def _halved(name: str, tensor: Tensor) -> Tensor:
     halved = tensor.half()
     if not torch.equal(halved.isfinite(), tensor.isfinite()):
         raise UsageError(
-            f"'{name}' has numbers that half precision cannot hold: export it in single precision."
+            f"'{name}' has numbers that half precision cannot represent: export it in single precision."
         )
     return halved

@@ -1,4 +1,4 @@
-"""What ``result.json`` holds: a run's outcome and all that it depends on."""
+"""What ``result.json`` holds: the outcome of a run and all that it depends on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ExtensionRecord(Record):
 
     Attributes:
         run: Its directory.
-        num_earlier_tasks: Tasks that it learned.
-        not_measured: What is therefore not known, in words.
+        num_earlier_tasks: Number of tasks that it learned.
+        not_measured: What is therefore unknown, in words.
     """
 
     run: str
@@ -37,8 +37,8 @@ class Timings(Record):
     """How long a run took.
 
     Attributes:
-        total_seconds: Of the last sitting, with reading and building.
-        tasks: Of each task, over all sittings.
+        total_seconds: Time of the last sitting, including reading and building.
+        tasks: Times of each task, over all sittings.
     """
 
     total_seconds: float
@@ -46,10 +46,10 @@ class Timings(Record):
 
 
 class RunResult(Record):
-    """A run's outcome.
+    """The outcome of a run.
 
     Attributes:
-        version: Of this layout.
+        version: Version of this layout.
         status: How the last sitting ended.
         learner: Name of the learner.
         dataset: Name of the data set.
@@ -59,26 +59,26 @@ class RunResult(Record):
         seed: Training seed.
         class_order_seed: Seed of the class order.
         metrics: The numbers that papers report, for readers; code takes them from ``matrix``.
-        accuracy_counts: What ``matrix`` is made of.
-        class_names: By class index.
+        accuracy_counts: The counts that ``matrix`` is made from.
+        class_names: Names by class index.
         tasks: Names of each task's new classes.
-        domains: In order, in the domain-incremental scenario.
-        task_records: What each finished task took.
+        domains: Names of the domains, in order, in the domain-incremental scenario.
+        task_records: What each finished task took and gave.
         num_images: Views in all training steps.
         num_steps: Optimizer steps.
-        weights: Pre-trained weights; None for a backbone that the caller made.
-        extends: The run that was extended, if one was.
-        dataset_settings: What the data set's name refers to: the file of its settings, or the place that was given;
-            ``data`` tells where its images were found.
-        split_sha256: Which image is in which split and class.
-        data: What was found of the images.
+        weights: The pre-trained weights; None for a backbone that the caller made.
+        extends: The run that was extended, if any.
+        dataset_settings: What the data set's name refers to: the file of its settings, or the path that was given;
+            ``data`` says where its images were found.
+        split_sha256: Hash of which image is in which split and class.
+        data: What was found in the data set.
         transforms: What images go through, in words.
         config: The whole configuration.
-        versions: Of this package, Python and the libraries.
+        versions: Versions of this package, Python and the libraries.
         num_ranks: Processes that trained together.
-        device: Of rank 0.
-        num_threads: Of PyTorch on the processor.
-        timings: What no second run would repeat.
+        device: Device of rank 0.
+        num_threads: PyTorch's threads on the CPU.
+        timings: What a second run would not reproduce.
     """
 
     version: int
@@ -113,7 +113,7 @@ class RunResult(Record):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all tasks were trained and measured."""
+        """Whether all tasks have been trained and measured."""
         return self.status == "finished"
 
     @property
@@ -123,7 +123,7 @@ class RunResult(Record):
 
     @property
     def task_seconds(self) -> float:
-        """What the tasks took, over all sittings."""
+        """Times of the tasks, over all sittings."""
         return sum(task.seconds for task in self.timings.tasks)
 
 
@@ -131,7 +131,7 @@ def read_result(file: Path) -> RunResult:
     """Read a result.
 
     Raises:
-        UsageError: It is damaged, or of a version that is not known here.
+        UsageError: It is damaged, or of an unknown version.
     """
     try:
         values = dict(json.loads(file.read_text(encoding="utf-8")))

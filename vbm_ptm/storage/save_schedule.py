@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-# Between two saves at the end of an epoch is at least this multiple of the time that the last one took.
+# Two saves at ends of epochs are at least this multiple of the duration of the last save apart.
 _PATIENCE = 50
 
 
 def check_interval(every: str) -> str:
-    """Return the interval if it can be read.
+    """Return the interval if it is valid.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It is not.
     """
     if not re.fullmatch(r"task|epoch|[1-9]\d* (minute|step)s?", every):
         raise ValueError(f"'{every}' is not one of: task, epoch, '10 minutes', '50 steps' (any number)")
@@ -23,7 +23,7 @@ class SaveSchedule:
     """Decides whether to save between two steps.
 
     Args:
-        every: "task": never inside one; "epoch": at the end of an epoch, but seldom enough that saving takes less
+        every: "task": never inside a task; "epoch": at the end of an epoch, but rarely enough for saving to take less
             than about a fiftieth of the time; "N minutes"; "N steps".
     """
 
@@ -33,7 +33,7 @@ class SaveSchedule:
         self._saved_at, self._saved_step, self._cost = 0.0, 0, 0.0
 
     def begin(self, *, num_steps: int, now: float) -> None:
-        """Start counting, in a task of which this many steps are done already."""
+        """Start counting in a task in which this many steps have been done already."""
         self._saved_at, self._saved_step = now, num_steps
 
     def is_due(self, *, num_steps: int, is_epoch_over: bool, now: float) -> bool:
@@ -51,5 +51,5 @@ class SaveSchedule:
         return self._unit == "epoch" and is_epoch_over and now - self._saved_at >= _PATIENCE * self._cost
 
     def saved(self, *, num_steps: int, began: float, ended: float) -> None:
-        """Take note of a save and of what it cost."""
+        """Record a save and what it cost."""
         self._saved_at, self._saved_step, self._cost = ended, num_steps, ended - began

@@ -8,14 +8,14 @@ from vbm_ptm.metrics import AccuracyMatrix, Scope, TopK
 
 
 def summary(matrix: AccuracyMatrix) -> dict[str, Any]:
-    """Return the numbers in percent, None where one does not exist, as JSON values.
+    """Return the numbers in percent as JSON values, None for those that do not exist.
 
     Layout: ``[scope]["top1" or "top5"][number]``; a scope that does not apply is None.
     """
     skipped, gaps = list(matrix.tasks_without_test_images), list(matrix.rows_with_gaps)
     notes = [f"tasks {skipped} have no test images and are left out of all means"] if skipped else []
     if gaps:
-        notes.append(f"after tasks {gaps} not all tasks were measured: nothing is known about all classes")
+        notes.append(f"after tasks {gaps} not all tasks were measured: accuracy over all classes is unknown")
     return {
         **{scope: _of_scope(matrix, scope) for scope in get_args(Scope)},
         "num_training_tasks": len(matrix.rows),

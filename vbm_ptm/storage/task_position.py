@@ -1,4 +1,4 @@
-"""Where a run stands inside a task, as a checkpoint keeps it."""
+"""Where a run is inside a task, as checkpoints store it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vbm_ptm.data.record import Record
 
 
 class ReadingsPosition(Record):
-    """What has been read of the losses.
+    """Readings of the losses so far.
 
     Attributes:
         epoch: Sums of the parts over the steps of the epoch so far.
-        num_epoch_steps: Steps in these sums.
-        tracker_step: Step that trackers were told last.
-        num_skipped: Steps of the task that the fp16 scaler did not take.
+        num_epoch_steps: Number of steps in these sums.
+        tracker_step: Step that was last sent to trackers.
+        num_skipped: Steps of the task that the fp16 scaler skipped.
     """
 
     epoch: dict[str, float]
@@ -31,10 +31,10 @@ class RetentionPosition(Record):
     Attributes:
         train: Accuracy on the training images of the task after each epoch, in percent.
         test: The same on its test images.
-        num_lost: Samples that were right after a visit and wrong before the next one, less the opposite.
-        num_rests: Visits after a first one.
-        now: A bit for each sample, in hexadecimal digits: right after the last epoch.
-        after_visit: Likewise: right after the epoch of its last visit.
+        num_lost: Samples that were right after a visit and wrong before the next one, minus the opposite.
+        num_rests: Number of visits, other than first ones.
+        now: One bit per sample, in hexadecimal digits: correct after the last epoch.
+        after_visit: Likewise: correct after the epoch of its last visit.
         is_visited: Likewise: visited at all.
     """
 
@@ -54,13 +54,13 @@ class TaskPosition(Record):
         epoch: Epoch of the next step, from 0.
         step: Next step in the epoch, from 0.
         num_steps: Steps done in the task.
-        seconds: Time that they took.
-        frozen_sha256: Of the parameters that the task leaves as they are.
-        readings: What has been read of the losses.
+        seconds: Seconds that they took.
+        frozen_sha256: Hash of the parameters that the task leaves unchanged.
+        readings: Readings of the losses so far.
         measures: What has been measured, by kind.
         tallies: What the learner has counted, over all ranks.
-        data_seconds: Time that rank 0 has waited for images.
-        step_seconds: Time in steps alone.
+        data_seconds: Seconds that rank 0 has waited for images.
+        step_seconds: Seconds in steps alone.
     """
 
     epoch: int

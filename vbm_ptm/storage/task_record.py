@@ -8,35 +8,36 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """What is the same each time that the task is trained.
+    """Facts that are the same each time the task is trained.
 
     Attributes:
         task_index: Position of the task in the run, from 0.
         num_samples: Training images of the task.
         num_views: Views of each sample in a step.
         num_steps: Optimizer steps.
-        num_images: Views in them, over all ranks.
-        num_skipped_steps: Steps that the fp16 scaler did not take.
+        num_images: Views in these steps, over all ranks.
+        num_skipped_steps: Steps that the fp16 scaler skipped.
         num_test_images: Images that accuracy was measured on, over all ranks.
         min_visits: Visits of the sample that was shown least often.
         max_visits: Visits of the sample that was shown most often.
-        recall_interval: Mean and standard deviation of the images between two visits of a sample; empty where no sample
+        recall_interval: Mean and standard deviation of the images between two visits of a sample; empty if no sample
             came back.
         summed_rate: Smallest, mean and largest sum of the learning rates of a sample's visits.
         epoch_accuracy: Accuracy on the task's training ("train") and test images after each epoch, in percent; these
             and the next two with ``trainer.evaluate_every_epoch``.
         degree_of_forgetting: Variance of that accuracy over the second half of the epochs.
-        sample_forgetting: Points that accuracy on a sample falls between the epoch of a visit and that before the next.
+        sample_forgetting: Points by which accuracy on a sample falls between the epoch of a visit and the one before
+            the next visit.
         feature_drift: Relative change of the query features of the seen tasks' test images, with
             ``trainer.feature_drift``.
-        task_confusion: For each task seen, how many of its test images were given a class of each task seen, after this
-            task; None for tasks that were not measured. Empty where tasks share their classes, and in earlier versions.
-        class_counts: For each class seen, how many of its test images were right after this task, and how many there
-            are; empty in earlier versions.
-        learner_report: What the learner says of the task.
+        task_confusion: For each task seen, how many of its test images were assigned a class of each task seen, after
+            this task; None for tasks that were not measured. Empty if tasks share classes, and in earlier versions.
+        class_counts: For each class seen, how many of its test images were classified correctly after this task, and
+            how many there are; empty in earlier versions.
+        learner_report: What the learner reports about the task.
         parameters: Trainable parameters by group, and the frozen ones.
-        frozen_sha256: All parameters that the task did not train; training left them as they were.
-        trained_sha256: What the task trained and its end made; the same on all ranks.
+        frozen_sha256: Hash of all parameters that the task did not train, which training left unchanged.
+        trained_sha256: Hash of what the task trained and what its end computed; the same on all ranks.
     """
 
     task_index: int
@@ -68,12 +69,12 @@ class TaskTimings:
 
     Attributes:
         training_seconds: In training steps.
-        step_seconds: Of these, in steps alone, without what is saved or measured between them.
-        data_seconds: Of these, spent by rank 0 on waiting for images; without workers, on loading them.
-        end_task_seconds: In what the learner does at the end.
+        step_seconds: Of these, in the steps alone, without saving or measuring between them.
+        data_seconds: Of these, spent by rank 0 waiting for images; without workers, loading them.
+        end_task_seconds: In what the learner does at the end of the task.
         evaluation_seconds: In evaluation.
-        peak_memory_bytes: Most memory that rank 0 has held: on a CUDA device in the last sitting of the training, else
-            by the process since it began; None where the system does not tell.
+        peak_memory_bytes: Most memory that rank 0 has held: on a CUDA device in the last sitting of training, otherwise
+            by the process since it started; None if the system does not tell.
     """
 
     training_seconds: float
@@ -85,7 +86,7 @@ class TaskTimings:
 
     @property
     def seconds(self) -> float:
-        """All of them; waiting for images is part of training."""
+        """All seconds; waiting for images is part of training."""
         return self.training_seconds + self.end_task_seconds + self.evaluation_seconds
 
 

@@ -1,6 +1,6 @@
-"""Fingerprints of tensors, by which two of them are told apart without keeping both.
+"""Fingerprints of tensors, which distinguish two of them without keeping both.
 
-SHA-256 of 344 MB, a ViT-B/16 in fp32, takes 0.2 s on a CPU with instructions for it.
+SHA-256 of 344 MB (a ViT-B/16 in fp32) takes 0.2 s on a CPU that has instructions for it.
 """
 
 from __future__ import annotations
