@@ -246,7 +246,7 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     assert execute(planned(moved), output=tmp_path / "out").rows == collected.rows
     image = next((tmp_path / "moved").glob("train/*/*.png"))
     image.rename(image.with_name("other.png"))
-    with pytest.raises(UsageError, match=r"made with other data than those at .*the images or their split"):
+    with pytest.raises(UsageError, match=r"made with data other than those at .*the images or their split"):
         collect_finished(planned(moved))
     shutil.rmtree(tmp_path / "moved")
     assert collect_finished(planned(moved)) == collected
@@ -256,7 +256,7 @@ def test_collect_finished__refuses_runs_of_another_configuration_but_not_of_anot
     with pytest.raises(UsageError, match="SHA-256 of the weights"):
         collect_finished(planned(f"backbone.checkpoint={other}"))
     assert collect_finished(planned("backbone.checkpoint=null")).rows == collected.rows
-    assert "made with a weights file of its own; not compared with" in caplog.text
+    assert "made with its own weights file, which is not compared with" in caplog.text
     with pytest.raises(
         UsageError, match=r"started with another configuration .*class_order_seed: 1993 against 5"
     ):

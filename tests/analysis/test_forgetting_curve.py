@@ -84,7 +84,7 @@ def test_fit__says_when_the_data_cannot_decide(time: object, retention: object, 
 def test_fit__two_intervals_are_not_enough_for_the_spacing_effect() -> None:
     intervals = np.array([1.0, 4.0]).repeat(len(TIMES))
     fit = fit_spacing_effect(np.tile(TIMES, 2), np.tile(simulated(0.1), 2), intervals)
-    assert fit.problem == "c and d take three recall intervals or more, not 2"
+    assert fit.problem == "c and d need three recall intervals or more, not 2"
 
 
 def test_decay_points__are_the_means_over_tasks() -> None:

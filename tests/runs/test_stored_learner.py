@@ -157,7 +157,7 @@ def test_evaluate_on__measures_known_classes_by_name_and_refuses_others(
     assert fewer is not None
     assert fewer.total == cell.total - 1
     broken.unlink()
-    with pytest.raises(UsageError, match="images are prepared as the learner was trained with"):
+    with pytest.raises(UsageError, match="images are prepared as they were for training the learner"):
         evaluate_on(tmp_path / "run", "digits", overrides=["dataset.transforms.strong=none"])
     (tmp_path / "some/train" / known[0]).rename(tmp_path / "some/train/unheard of")
     (tmp_path / "some/test" / known[0]).rename(tmp_path / "some/test/unheard of")

@@ -104,7 +104,7 @@ def test_draw_views__stops_where_training_stops(toy_tree: Callable[..., Tree]) -
     [
         ("linear_probe", 3, "there are 1 to 3"),
         ("nearest_mean", 0, "no training step"),
-        ("icarl", 1, "Take task 1"),
+        ("icarl", 1, "Choose task 1"),
     ],
 )
 def test_draw_views__refuses_what_training_does_not_show(

@@ -1,7 +1,7 @@
-"""Who takes over what is forgotten: confusion between tasks, and forgetting of each class.
+"""What takes over the images that are forgotten: confusion between tasks, and forgetting of each class.
 
-Made of the counts of each task's record (``task_confusion``, ``class_counts``), which runs of earlier versions lack.
-T tasks, K classes. The terms of forgetting are those of Chaudhry et al. (ECCV 2018), for classes in place of tasks.
+Based on the counts in each task's record (``task_confusion``, ``class_counts``), which runs of earlier versions lack.
+T tasks, K classes. The terms of forgetting are those of Chaudhry et al. (ECCV 2018), for classes instead of tasks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Records = Sequence[TaskFacts]
 
 
 def task_confusion(records: Records, *, after: int = -1) -> Floats | None:
-    """Return (T,T) the share, in percent, of each task's test images (row) that get a class of each task (column).
+    """Return (T,T) the share, in percent, of each task's test images (row) assigned a class of each task (column).
 
     Args:
-        records: Of the tasks.
-        after: The training task after which; the last one.
+        records: Records of the tasks.
+        after: The training task after which to look; None for the last one.
 
     Returns:
-        NaN in rows of tasks that were not measured or have no images; None where the run has no such counts.
+        NaN in rows of tasks that were not measured or have no images; None if the run has no such counts.
     """
     counts = records[after].task_confusion if records else []
     if not counts:
@@ -70,7 +70,7 @@ def class_forgetting(records: Records) -> Floats:
 
 
 def mean_confusion(runs: Sequence[Records]) -> list[list[float | None]]:
-    """Return the mean over runs of ``task_confusion`` after the last task; None where nothing was measured."""
+    """Return the mean over runs of ``task_confusion`` after the last task; None if nothing was measured."""
     tables = [table for table in map(task_confusion, runs) if table is not None]
     size = max(map(len, tables), default=0)
     return [

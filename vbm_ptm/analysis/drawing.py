@@ -1,8 +1,8 @@
 """One look for all figures: colours that colour-blind readers can distinguish, thin lines, no frame.
 
-matplotlib is loaded when something is drawn. The colours are Okabe and Ito's (Color Universal Design, 2008), ordered by
-contrast; a line is also told by its dashes and marker. A page may replace them, and the ones of ink, grid and paper, to
-follow its theme: no other colour occurs in a figure.
+matplotlib is loaded when something is drawn. The colours are those of Okabe and Ito (Color Universal Design, 2008),
+ordered by contrast; lines also differ in dashes and markers. A page may replace them, and the colours of ink, grid and
+paper, to follow its theme: no other colour occurs in a figure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What each line of a figure is drawn from: something for every run, by the line's label.
+# What the lines of a figure are drawn from: one item per run, by the line's label.
 Lines = Mapping[str, Sequence[T]]
 
 INK, SOFT, GRID, PAPER, ACCENT = "#1b1f24", "#5c6570", "#d9dde2", "#ffffff", "#0b62a8"
@@ -39,7 +39,7 @@ _STYLE: Any = {
     "svg.hashsalt": "vbm_ptm",
     "pdf.fonttype": 42,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar in the name of a class or a run is a dollar
+    "text.parse_math": False,  # a dollar sign in the name of a class or run is a dollar sign
     "axes.edgecolor": GRID,
     "axes.labelcolor": SOFT,
     "axes.titlecolor": INK,
@@ -78,7 +78,7 @@ class LineStyle(NamedTuple):
 
 
 def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
-    """Return a style for each label; beyond eight the colours come again, with other dashes."""
+    """Return a style for each label; beyond eight, the colours repeat with other dashes."""
     numbered = enumerate(labels)
     return {
         label: LineStyle(
@@ -92,7 +92,7 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Give what is drawn and saved inside the block the look of this package."""
+    """Give everything drawn and saved inside the block the look of this package."""
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
@@ -102,14 +102,14 @@ def styled() -> Iterator[None]:
 def new_figure(
     num_panels: int = 1, *, width: float = 7.2, height: float = 3.4, columns: int = 1, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure, not known to pyplot, and its panels; call it inside ``styled``.
+    """Return a figure, unknown to pyplot, and its panels; to be called inside ``styled``.
 
     Args:
-        num_panels: How many there are.
-        width: In inches.
-        height: Of a row of panels, in inches.
-        columns: Panels side by side.
-        share_y: Whether all have one vertical scale.
+        num_panels: Number of panels.
+        width: Width in inches.
+        height: Height of a row of panels, in inches.
+        columns: Number of panels side by side.
+        share_y: Whether all panels share one vertical scale.
     """
     from matplotlib.figure import Figure
 
@@ -124,14 +124,14 @@ def new_figure(
 
 
 def draw_line(axes: Axes, places: Floats, columns: Sequence[Spread], *, label: str, style: LineStyle) -> None:
-    """Draw means over runs, with a band of one standard deviation where there are several.
+    """Draw means over runs, with a band of one standard deviation if there are several.
 
     Args:
         axes: The panel.
-        places: (n,) where on the horizontal axis.
+        places: (n,) positions on the horizontal axis.
         columns: (n,) means and deviations.
-        label: For the legend.
-        style: Of the line.
+        label: Label in the legend.
+        style: Style of the line.
     """
     means, deviations = mean_and_std(columns)
     axes.plot(places, means, label=label, **style._asdict())
@@ -142,7 +142,7 @@ def draw_line(axes: Axes, places: Floats, columns: Sequence[Spread], *, label: s
 
 
 def whole_ticks(axes: Axes, count: int) -> None:
-    """Put ticks on whole numbers from 1 on, and room beside the first and last."""
+    """Put ticks at whole numbers from 1 on, with some room beside the first and last."""
     step = max(1, math.ceil(count / 10))
     axes.set_xticks(np.arange(1, count + 1, step))
     axes.set_xlim(0.7, count + 0.3)

@@ -1,14 +1,14 @@
-"""The forgetting curve of the spacing effect, fitted to measured retention, with what the data can and cannot tell.
+"""The forgetting curve of the spacing effect, fitted to measured retention, and what the data can and cannot tell.
 
 R(t) = A (b t + 1)^(-S), with S = 1 + c (ln(I + 1) - d)^2
 
 View-Batch Model (CVPR 2025), appendix "Forgetting Curve Analysis Backgrounds", after Ebbinghaus (1885) and Cepeda et
 al. (Psychological Science, 2008). t is the time since a task was learned, here the number of tasks learned since
-then; R the accuracy on it in percent; A the retention at t = 0; b a scale of time; S the rate of decay; I the recall
+then; R the accuracy on it in percent; A the retention at t = 0; b a time scale; S the rate of decay; I the recall
 interval, here in passes over the samples of a task (about V with V views). The best interval is exp(d) - 1.
 
-Runs with one interval determine A, b and S at most; c and d take three intervals or more. Each interval has its own
-A: how well a task is learned is not part of how it is forgotten. The fit is scipy's nonlinear least squares, the
+Runs with one interval determine A, b and S at most; c and d need three intervals or more. Each interval has its own
+A: how well a task is learned is separate from how it is forgotten. The fit is scipy's nonlinear least squares, the
 covariance s^2 (J'J)^-1 with the residual variance s^2, bands by the delta method with Student's t.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONFIDENCE = 0.95
-# Beyond it, some combination of parameters changes nothing that the data would show.
+# Beyond this, some combination of parameters makes no difference that the data would show.
 MAX_CONDITION = 1e4
 
 _LARGEST_SCALE, _LARGEST_RATE = 1e3, 1e3
@@ -53,14 +53,14 @@ class CurveFit:
     """A forgetting curve fitted to measured retention.
 
     Attributes:
-        names: Of the parameters: "A" or "A1", "A2", … one for each interval, "b", then "S", or "c" and "d".
-        values: (p,) the best ones.
-        errors: (p,) their standard errors; NaN where there are not enough points.
-        intervals: (g,) recall intervals, one for each group of points; a single NaN where they play no part.
+        names: Names of the parameters: "A" or "A1", "A2", … one for each interval, "b", then "S", or "c" and "d".
+        values: (p,) their best values.
+        errors: (p,) their standard errors; NaN if there are not enough points.
+        intervals: (g,) recall intervals, one for each group of points; a single NaN if they are not used.
         condition: Condition number of the Jacobian, its columns scaled to length 1.
-        num_points: Points of the fit.
-        residual: Standard deviation of what the curve leaves, in points.
-        problem: Why the data do not decide; None where they do.
+        num_points: Number of points fitted.
+        residual: Standard deviation of the residuals, in points.
+        problem: Why the data do not decide; None if they do.
     """
 
     names: tuple[str, ...]
@@ -75,12 +75,12 @@ class CurveFit:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the parameters mean something."""
+        """Whether the parameters are meaningful."""
         return self.problem is None
 
     @property
     def half_width(self) -> Floats:
-        """(p,) half the width of the 95 % confidence interval of each parameter."""
+        """(p,) half-width of the 95 % confidence interval of each parameter."""
         half: Floats = self.errors * _quantile(self.num_points - len(self.values))
         return half
 
@@ -89,12 +89,12 @@ class CurveFit:
 
         Args:
             time: (n,) tasks learned since.
-            group: Which of ``intervals``.
+            group: Index into ``intervals``.
         """
         return _model(self.values, np.asarray(time, dtype=float), np.full(len(time), group), self.intervals)
 
     def band(self, time: Floats, *, group: int = 0) -> Floats:
-        """Return (n,) half the width of the 95 % confidence band of R(t)."""
+        """Return (n,) the half-width of the 95 % confidence band of R(t)."""
         groups = np.full(len(time), group)
         jacobian = _jacobian(self.values, np.asarray(time, dtype=float), groups, self.intervals)
         variance = np.einsum("np,pq,nq->n", jacobian, self._covariance, jacobian)
@@ -117,7 +117,7 @@ def fit_forgetting_curve(time: Sequence[float] | Floats, retention: Sequence[flo
 def fit_spacing_effect(
     time: Sequence[float] | Floats, retention: Sequence[float] | Floats, interval: Sequence[float] | Floats
 ) -> CurveFit:
-    """Fit an A for each recall interval, and b, c and d of all.
+    """Fit an A for each recall interval, and common b, c and d.
 
     Args:
         time: (n,) tasks learned since.
@@ -138,7 +138,7 @@ def _model(values: Floats, time: Floats, groups: NDArray[np.int64], intervals: F
 
 
 def _jacobian(values: Floats, time: Floats, groups: NDArray[np.int64], intervals: Floats) -> Floats:
-    """Return (n,p) the derivatives of the model, by the formulas."""
+    """Return (n,p) the derivatives of the model, in closed form."""
     count = len(intervals)
     amplitude, scale = values[:count][groups], values[count]
     base, is_single = scale * time + 1, bool(np.isnan(intervals[0]))
@@ -215,7 +215,7 @@ def _too_few(
     time: Floats, groups: NDArray[np.int64], intervals: Floats, *, num_parameters: int
 ) -> str | None:
     if not np.isnan(intervals[0]) and len(intervals) < 3:
-        return f"c and d take three recall intervals or more, not {len(intervals)}"
+        return f"c and d need three recall intervals or more, not {len(intervals)}"
     num_times = len({(float(each), int(group)) for each, group in zip(time, groups, strict=True)})
     if num_times <= num_parameters:
         return f"{num_times} different times are too few for {num_parameters} parameters"
@@ -235,7 +235,7 @@ def _undecided(
         return f"the parameters cannot be identified (condition number {fit.condition:.1e})"
     if is_at_bound.any():
         names = ", ".join(name for name, at in zip(fit.names, is_at_bound, strict=True) if at)
-        return f"the best curve lies at the edge of what {names} may be"
+        return f"the best curve is at the limit of what {names} may be"
     spread = float(retention.max() - retention.min())
     widest = max(
         float(2 * fit.band(time[groups == group], group=group).max()) for group in range(len(fit.intervals))
@@ -252,7 +252,7 @@ def _quantile(freedom: int) -> float:
 
 
 def decay_points(matrices: Sequence[AccuracyMatrix]) -> tuple[Floats, Floats]:
-    """Return (n,) times and (n,) retentions of runs: for each of them, ``mean_retention`` after k later tasks."""
+    """Return (n,) times and (n,) retentions of runs: for each run, ``mean_retention`` after k later tasks."""
     times: list[float] = []
     values: list[float] = []
     for matrix in matrices:
@@ -264,7 +264,7 @@ def decay_points(matrices: Sequence[AccuracyMatrix]) -> tuple[Floats, Floats]:
 
 
 def forgetting_curve_figure(lines: Lines[AccuracyMatrix]) -> Figure:
-    """Draw measured retention, and the curve with its 95 % band for each line whose data decide."""
+    """Draw measured retention, and the curve with its 95 % band for each line whose data decide it."""
     with styled():
         figure, (axes,) = new_figure()
         styles = line_styles(list(lines))

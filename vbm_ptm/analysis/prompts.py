@@ -1,7 +1,7 @@
-"""Which prompts of a pool each task chooses, of learners that count them (L2P: ``prompt_selections``).
+"""Which prompts of a pool each task chooses, for learners that count them (L2P: ``prompt_selections``).
 
-L2P (Wang et al., CVPR 2022), figure "histograms of prompt selections". The entropy is that of the shares, over the
-logarithm of the size of the pool: 1 where all prompts are chosen alike, 0 where one alone is. T tasks, P prompts.
+L2P (Wang et al., CVPR 2022), figure "histograms of prompt selections". The entropy is that of the shares, divided by
+the logarithm of the pool size: 1 if all prompts are chosen equally often, 0 if only one is. T tasks, P prompts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SELECTIONS = "prompt_selections"
 
 
 def prompt_selections(records: Records) -> Floats | None:
-    """Return (T,P) the share of each prompt in a task's choices, in percent; None of learners that choose none."""
+    """Return (T,P) the share of each prompt in a task's choices, in percent; None for learners that choose none."""
     counts = [each.learner_report.get(SELECTIONS) for each in records]
     if not counts or any(each is None for each in counts):
         return None
@@ -36,7 +36,7 @@ def prompt_selections(records: Records) -> Floats | None:
 
 
 def selection_entropy(records: Records) -> Floats | None:
-    """Return (T,) the entropy of each task's choices, between 0 and 1; None of learners that choose none."""
+    """Return (T,) the entropy of each task's choices, between 0 and 1; None for learners that choose none."""
     shares = prompt_selections(records)
     if shares is None:
         return None
@@ -47,7 +47,7 @@ def selection_entropy(records: Records) -> Floats | None:
 
 
 def mean_selections(runs: Sequence[Records]) -> list[list[float | None]]:
-    """Return the mean over runs of ``prompt_selections``; empty of learners that choose none."""
+    """Return the mean over runs of ``prompt_selections``; empty for learners that choose none."""
     tables = [table for table in map(prompt_selections, runs) if table is not None]
     num_tasks = max(map(len, tables), default=0)
     return [

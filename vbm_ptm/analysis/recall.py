@@ -1,7 +1,7 @@
-"""What rest does while a task is trained: intervals between visits, what is forgotten in them, how features move.
+"""What rest does while a task is trained: intervals between visits, what is forgotten meanwhile, how features move.
 
 View-Batch Model (CVPR 2025), section "Empirical Evidence" and the appendix on the degree of forgetting: Delta_r =
-1/(E - E0) sum_{i >= E0} (mean_j r_j - r_i)^2 over the retention r_i after each of E epochs, E0 the saturated one.
+1/(E - E0) sum_{i >= E0} (mean_j r_j - r_i)^2 over the retention r_i after each of E epochs, E0 the first saturated one.
 These are measured by ``trainer.evaluate_every_epoch`` and ``trainer.feature_drift`` (``vbm_ptm.engine.measures``) and
 kept in the record of each task; NaN stands for what a run has not measured. T tasks.
 """
@@ -40,7 +40,7 @@ class Intervals(NamedTuple):
 
 
 def observed_intervals(records: Records) -> Intervals:
-    """Return the recall intervals that each task really had; V passes with V views, 1 with one."""
+    """Return the recall intervals that each task actually had: V passes with V views, 1 with one."""
 
     def passes(name: str) -> Floats:
         return np.array(
@@ -54,14 +54,14 @@ def degrees_of_forgetting(records: Records, *, split: str = "train") -> Floats:
     """Return (T,) the variance of the accuracy on each task over its saturated epochs, in squared points.
 
     Args:
-        records: Of the tasks.
+        records: Records of the tasks.
         split: "train" or "test" images.
     """
     return np.array([each.degree_of_forgetting.get(split, np.nan) for each in records])
 
 
 def lost_between_recalls(records: Records) -> Floats:
-    """Return (T,) the points that accuracy on a sample falls between the epoch of a visit and that before the next."""
+    """Return (T,) the points by which accuracy on a sample falls between a visit's epoch and that before the next."""
     return _measured(records, lambda each: each.sample_forgetting)
 
 
@@ -83,13 +83,13 @@ MEASURES: dict[str, tuple[str, Callable[[Records], Floats]]] = {
 
 
 def is_measured(lines: Lines[Records], name: str) -> bool:
-    """Return whether any run has a number of a measure."""
+    """Return whether any run has a number for a measure."""
     _, of = MEASURES[name]
     return any(not np.isnan(of(records)).all() for runs in lines.values() for records in runs if records)
 
 
 def measures_figure(lines: Lines[Records]) -> Figure:
-    """Draw what was measured in each task, a panel for each measure that any run has."""
+    """Draw what was measured in each task, one panel per measure that any run has."""
     with styled():
         names = [name for name in MEASURES if is_measured(lines, name)]
         figure, panels = new_figure(max(len(names), 1), columns=2, height=2.7)
@@ -108,7 +108,7 @@ def measures_figure(lines: Lines[Records]) -> Figure:
 
 
 class IntervalPoint(NamedTuple):
-    """One run in the plane of recall interval and degree of forgetting: means over its tasks; None if unknown."""
+    """One run in the plane of recall interval and degree of forgetting: means over its tasks, None if unknown."""
 
     interval: float | None
     degree: float | None
@@ -126,7 +126,7 @@ def interval_points(runs: Sequence[Records], *, split: str = "train") -> list[In
 
 
 def interval_figure(lines: Lines[Records], *, split: str = "train") -> Figure:
-    """Draw degree of forgetting against recall interval: a point per run, a bar of the 95 % interval of each mean."""
+    """Draw degree of forgetting against recall interval: a point per run, bars for the 95 % interval of each mean."""
     from scipy.stats import t
 
     with styled():

@@ -48,7 +48,7 @@ def accuracies(matrix: AccuracyMatrix, *, scope: Scope = "class_incremental") ->
 
 
 def retention(matrix: AccuracyMatrix, *, scope: Scope = "class_incremental") -> Floats:
-    """Return (T,T) r[t][k] = a[t+k][t], the accuracy on task t when k later tasks have been learned.
+    """Return (T,T) r[t][k] = a[t+k][t], the accuracy on task t once k later tasks have been learned.
 
     Joint training learns no later tasks: a run of one training task has one column.
     """
@@ -61,7 +61,7 @@ def retention(matrix: AccuracyMatrix, *, scope: Scope = "class_incremental") -> 
 
 
 def mean_retention(matrix: AccuracyMatrix, *, scope: Scope = "class_incremental") -> Floats:
-    """Return (T,) the mean of ``retention`` over the tasks that have lived through k later ones; NaN without any."""
+    """Return (T,) the mean of ``retention`` over the tasks followed by at least k others; NaN without any."""
     table = retention(matrix, scope=scope)
     known = ~np.isnan(table)
     total = np.where(known, table, 0).sum(axis=0)
@@ -148,7 +148,7 @@ def forgetting_figure(lines: Lines[AccuracyMatrix], *, scope: Scope = "class_inc
 def mean_accuracies(
     matrices: list[AccuracyMatrix], *, scope: Scope = "class_incremental"
 ) -> list[list[float | None]]:
-    """Return the mean over runs of each a[j][t]; None where no run has measured it."""
+    """Return the mean over runs of each a[j][t]; None if no run has measured it."""
     tables = [accuracies(each, scope=scope) for each in matrices]
     num_rows = max((len(table) for table in tables), default=0)
     return [
@@ -174,13 +174,13 @@ def matrix_figure(lines: Lines[AccuracyMatrix], *, scope: Scope = "class_increme
 def heat_maps(
     tables: dict[str, list[list[float | None]]], *, across: str, down: str, largest: float
 ) -> Figure:
-    """Draw a heat map for each label; a darker cell holds more, an empty one nothing.
+    """Draw a heat map for each label; darker cells have larger values, empty ones none.
 
     Args:
-        tables: By label, rows of numbers.
+        tables: Rows of numbers, by label.
         across: Name of the horizontal axis.
         down: Name of the vertical axis.
-        largest: What the darkest colour stands for.
+        largest: The value of the darkest colour.
     """
     with styled():
         size = max((max(len(rows), *map(len, rows)) for rows in tables.values()), default=1)

@@ -14,14 +14,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation of the numbers that exist; None where there are too few."""
+    """Mean and sample standard deviation of the numbers that exist; None if there are too few."""
 
     mean: float | None
     std: float | None
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread:
-        """Leave out what does not exist."""
+        """Return the spread of the values that exist."""
         known = [value for value in values if value is not None]
         return cls(
             mean=statistics.fmean(known) if known else None,
@@ -30,7 +30,7 @@ class Spread:
 
 
 def spreads(curves: Sequence[Sequence[float | None]]) -> list[Spread]:
-    """Return the spread of each column of curves that may differ in length."""
+    """Return the spread at each position of curves that may differ in length."""
     longest = max(map(len, curves), default=0)
     return [Spread.of(curve[place] for curve in curves if place < len(curve)) for place in range(longest)]
 

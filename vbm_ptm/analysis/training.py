@@ -1,4 +1,4 @@
-"""Loss parts, learning rates and gradient norms over a run's steps, as ``log.jsonl`` tells them; where time went."""
+"""Loss parts, learning rates and gradient norms over a run's steps, from ``log.jsonl``; and where time went."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from vbm_ptm.storage.task_record import TaskTimings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of a step's line, what is its position and no reading.
+# Entries of a step's line that give its position rather than a reading.
 _POSITION = {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
 MAX_POINTS = 160
 
 
 @dataclass
 class TrainingLog:
-    """What a run's log holds.
+    """The content of a run's log.
 
     Attributes:
-        readings: By name ("loss", …, "learning rate: heads"), the steps of the whole run and their values.
+        readings: Steps of the whole run and their values, by name ("loss", …, "learning rate: heads").
         task_of_step: Index of the task of each step.
-        predictions: By task after which, the class given to each test image, as the evaluation ordered them.
-        num_tasks: Tasks that are finished.
-        num_torn: Lines that cannot be read; the last one may be torn where a run was cut off.
+        predictions: The class assigned to each test image, in the order of the evaluation, by the task it followed.
+        num_tasks: Number of finished tasks.
+        num_torn: Number of lines that cannot be read; the last one may be torn if a run was cut off.
     """
 
     readings: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def read_log(lines: Iterable[str]) -> TrainingLog:
 
 
 def read_log_file(file: Path) -> TrainingLog:
-    """Read ``log.jsonl``; an empty one where there is no file."""
+    """Read ``log.jsonl``; empty if there is no file."""
     if not file.is_file():
         return TrainingLog()
     with file.open(encoding="utf-8", errors="replace") as lines:
@@ -84,7 +84,7 @@ def thinned(
         steps: (n,) positions in the run.
         values: (n,) readings.
         num_steps: Steps of the run.
-        points: How many stretches.
+        points: Number of stretches.
     """
     width = max(1, -(-num_steps // points))
     place = np.asarray(steps) // width
@@ -109,7 +109,7 @@ def task_means(log: TrainingLog, name: str) -> dict[int, float]:
 
 
 def readings_figure(lines: Lines[TrainingLog]) -> Figure:
-    """Draw every reading over the steps of the run, a panel each: the mean over a line's runs of means of stretches."""
+    """Draw every reading over the steps of the run, one panel each: means of stretches, averaged over a line's runs."""
     with styled():
         names = reading_names(lines)
         figure, panels = new_figure(max(len(names), 1), columns=2, height=2.3)
@@ -149,7 +149,7 @@ PARTS = {
 
 
 def seconds_by_part(timings: Sequence[TaskTimings]) -> dict[str, float]:
-    """Return what training, the ends of tasks and evaluation took, over all tasks, in seconds."""
+    """Return the seconds that training, ends of tasks and evaluation took, over all tasks."""
     return {part: sum(getattr(each, name) for each in timings) for part, name in PARTS.items()}
 
 

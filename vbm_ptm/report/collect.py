@@ -26,7 +26,7 @@ def last_of_both(matrix: AccuracyMatrix) -> float | None:
     return None if None in both else statistics.fmean(value for value in both if value is not None)
 
 
-# The numbers of a run over all seen classes, by the name that they have in files.
+# The numbers of a run over all seen classes, by their names in files.
 NUMBERS: dict[str, Number] = {
     "average_incremental_accuracy": AccuracyMatrix.average_incremental,
     "last_accuracy": AccuracyMatrix.last,
@@ -45,10 +45,10 @@ NUMBERS: dict[str, Number] = {
 
 
 def measures_of(records: Iterable[TaskFacts]) -> dict[str, float | None]:
-    """Return what was measured while the tasks of a run were trained, on average over them; None without it.
+    """Return what was measured while the tasks of a run were trained, averaged over the tasks; None if nothing was.
 
-    ``recall_interval`` is told in passes over the samples of a task (V with V views), ``summed_rate_spread`` is the
-    largest sum of learning rates of a sample over the smallest, at worst over the tasks.
+    ``recall_interval`` is in passes over the samples of a task (V with V views); ``summed_rate_spread`` is the largest
+    summed learning rate of a sample divided by the smallest, for the worst task.
     """
     tasks = list(records)
     spreads = [
@@ -81,12 +81,12 @@ def costs_of(tasks: Iterable[TaskTimings], *, num_steps: int) -> dict[str, float
 
 @dataclass(frozen=True)
 class Effect(Spread):
-    """What a change does to a number, from pairs of runs that differ in nothing else.
+    """The effect of a change on a number, from pairs of runs that differ in nothing else.
 
     Attributes:
-        differences: With the change minus without it, one for each pair whose numbers exist.
+        differences: With the change minus without it, for each pair in which both numbers exist.
         interval: 95 % confidence interval of the mean, by Student's t; None with fewer than two pairs.
-        p_value: Of the paired t-test that there is no effect; None without an interval of some width.
+        p_value: P-value of the paired t-test of no effect; None without an interval of positive width.
     """
 
     differences: tuple[float, ...]
@@ -95,7 +95,7 @@ class Effect(Spread):
 
     @classmethod
     def of_pairs(cls, pairs: Iterable[tuple[float | None, float | None]]) -> Effect:
-        """Compare each number with the change to the one without it; pairs that lack one are left out."""
+        """Compare the numbers with the change to those without it; incomplete pairs are left out."""
         known = [(changed, plain) for changed, plain in pairs if changed is not None and plain is not None]
         differences = tuple(changed - plain for changed, plain in known)
         spread = Spread.of(differences)
@@ -103,7 +103,7 @@ class Effect(Spread):
             return cls(spread.mean, spread.std, differences, interval=None, p_value=None)
         if spread.std == 0:
             return cls(spread.mean, 0.0, differences, interval=(spread.mean, spread.mean), p_value=None)
-        import scipy.stats  # takes a second, which commands that compare nothing need not wait
+        import scipy.stats  # takes a second, which commands that compare nothing are spared
 
         test = scipy.stats.ttest_rel(*np.array(known).T)
         low, high = test.confidence_interval(CONFIDENCE)
@@ -118,20 +118,20 @@ class Effect(Spread):
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What is collected of a finished run.
+    """What is collected from a finished run.
 
     Attributes:
         label: Line of the table.
         seeds: Training seed and class-order seed.
-        directory: Where the run lies.
-        family: The same for all runs that differ at most in the view batch.
+        directory: Its run directory.
+        family: Equal for all runs that differ at most in the view batch.
         num_views: V.
-        is_baseline: Whether its samples are shown once an epoch, in their weak view.
+        is_baseline: Whether its samples are shown once per epoch, in their weak view.
         matrix: All accuracies.
         num_steps: Optimizer steps.
         num_images: Views in training.
-        seconds: What its tasks took.
-        measures: What ``measures_of`` and ``costs_of`` its tasks returned.
+        seconds: Seconds that its tasks took.
+        measures: What ``measures_of`` and ``costs_of`` return for its tasks.
     """
 
     label: str
@@ -173,7 +173,7 @@ class Row:
 
 @dataclass(frozen=True)
 class EffectRow:
-    """What the view batch of a line does, against runs with one view and the same everything else; in points."""
+    """The effect of a line's view batch, in points, compared with otherwise equal runs that have one view."""
 
     label: str
     num_pairs: int
@@ -190,7 +190,7 @@ EFFECTS = tuple(each.name for each in fields(EffectRow) if each.name in NUMBERS)
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that is not finished; with a problem, one that failed."""
+    """A run that is not finished; with a problem, it has failed."""
 
     label: str
     seeds: tuple[int, int]
@@ -222,7 +222,7 @@ class Collected:
 def collect(
     runs: Sequence[MeasuredRun], *, missing: Iterable[Missing] = (), failed: Iterable[Missing] = ()
 ) -> Collected:
-    """Put runs together by their labels, in the order in which these come first."""
+    """Group runs by their labels, in the order in which these first occur."""
     lines: dict[str, list[MeasuredRun]] = defaultdict(list)
     for run in runs:
         lines[run.label].append(run)
@@ -251,7 +251,7 @@ def _row(label: str, runs: Sequence[MeasuredRun]) -> Row:
 
 
 def view_batch_effects(runs: Sequence[MeasuredRun]) -> tuple[EffectRow, ...]:
-    """Return what the view batch does in each line that has one.
+    """Return the effect of the view batch in each line that has one.
 
     A pair is a run and the baseline of its family. Runs without a step have no views.
     """

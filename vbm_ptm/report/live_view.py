@@ -1,4 +1,4 @@
-"""A run that is followed, on a terminal: bars, small curves, and what can be said of it in words."""
+"""A followed run on a terminal: bars, small curves, and what can be said about it in words."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _BLOCKS, _PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run as it is seen now.
+    """The current state of a run.
 
     Attributes:
         title: Directory, learner and data set.
         progress: How far it has come.
-        state: Whether it moves.
-        note: What to do, where it does not; empty else.
-        images_per_second: Rate of training as observed, or over the finished tasks; None where neither is known.
-        quiet_seconds: Since the log has grown; None without a log.
+        state: Whether it is progressing.
+        note: What to do if it is not; otherwise empty.
+        images_per_second: Rate of training as observed, or over the finished tasks; None if neither is known.
+        quiet_seconds: Seconds since the log last grew; None without a log.
     """
 
     title: str
@@ -52,11 +52,11 @@ class Snapshot:
 
 
 def live_view(snapshot: Snapshot, *, width: int = 40, is_plain: bool = False) -> RenderableType:
-    """Return all that is known of a run as one panel.
+    """Return all that is known about a run as one panel.
 
     Args:
-        snapshot: What was seen.
-        width: Of bars and curves, in characters.
+        snapshot: The state of the run.
+        width: Width of bars and curves, in characters.
         is_plain: Draw curves in ASCII.
     """
     progress = snapshot.progress
@@ -73,7 +73,7 @@ def live_view(snapshot: Snapshot, *, width: int = 40, is_plain: bool = False) ->
 
 
 def describe_rate(snapshot: Snapshot) -> str:
-    """Say how fast a run is, what is left, and how long it has been quiet."""
+    """Say how fast a run is, how much is left, and how long it has been quiet."""
     progress, rate = snapshot.progress, snapshot.images_per_second
     items = []
     if rate:
@@ -93,7 +93,7 @@ def describe_rate(snapshot: Snapshot) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people read it."""
+    """Return a duration in readable form."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
@@ -101,7 +101,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], *, width: int, is_plain: bool = False) -> str:
-    """Return values as a line of blocks, from the smallest to the largest; means where there are more than fit."""
+    """Return values as a line of blocks, from the smallest to the largest; means if there are more than fit."""
     blocks = _PLAIN_BLOCKS if is_plain else _BLOCKS
     count = min(len(values), width)
     bounds = [len(values) * index // count for index in range(count + 1)] if count else [0]

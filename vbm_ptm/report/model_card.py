@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.report.tables import percent
 
-# An identifier as the hub lists them; anything else is a text of its own.
+# A license identifier of the Hub; anything else is free text.
 _LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
@@ -28,13 +28,13 @@ def model_card(
     """Return the text of ``README.md``.
 
     Args:
-        facts: What training recorded: ``learner``, ``dataset`` and more, shown as they are.
+        facts: What training recorded, such as ``learner`` and ``dataset``, shown as it is.
         title: Heading.
-        matrix: What was measured after each task, the last one included.
+        matrix: What was measured after each task, including the last one.
         tasks: Names of each task's new classes.
-        base_model: Repository of the pre-trained weights on the hub, if they have one.
-        base_license: Their license, if it is known.
-        hub_dataset: The data set's repository on the hub, if it has one.
+        base_model: Repository of the pre-trained weights on the Hub, if they have one.
+        base_license: Their license, if known.
+        hub_dataset: The data set's repository on the Hub, if it has one.
     """
     metadata = _metadata(
         facts,
@@ -55,15 +55,15 @@ def model_card(
 
 # {title}
 
-An image classifier that learned {sum(map(len, tasks))} classes in {len(tasks)} tasks one after the other.
-It was made with vbm_ptm and is not told the task of an image.
+An image classifier that learned {sum(map(len, tasks))} classes in {len(tasks)} tasks, one after another.
+It was made with vbm_ptm and is not told which task an image belongs to.
 
 ## Use
 
 ```python
 {own_code}from vbm_ptm.runs.stored_learner import predict
 
-folder, images = ".", ["photo.jpg"]  # this folder; from the hub: huggingface_hub.snapshot_download(NAME)
+folder, images = ".", ["photo.jpg"]  # this folder; from the Hub: huggingface_hub.snapshot_download(NAME)
 for image in predict(folder, images, top_k=3):
     print(image.path, image.class_names, image.scores)
 ```
@@ -80,8 +80,8 @@ Top-1 accuracy in percent over all classes seen so far, on the test images.
 {_bullets(shown)}
 ## Limits
 
-It knows the classes above and nothing else: every image gets one of their names. The license named here is that of the
-pre-trained weights; the training images may have terms of their own.
+It knows the classes above and nothing else: every image is assigned one of them. The license named here is that of the
+pre-trained weights; the training images may have their own terms.
 """
 
 
@@ -139,5 +139,5 @@ def _bullets(facts: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Keep a name with a bar or a line break from tearing its table."""
+    """Keep a bar or a line break in a name from breaking its table."""
     return text.replace("\n", " ").replace("|", "\\|")

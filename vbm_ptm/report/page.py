@@ -1,7 +1,7 @@
-"""One self-contained HTML page of tables and figures: no network, no script, light and dark, for paper and phones too.
+"""One self-contained HTML page of tables and figures: no network, no script, light and dark, also for paper and phones.
 
-What stands on the page is put together in ``vbm_ptm.report.whole_page``; this module knows how tables and figures
-become text. The template is ``page.html.jinja`` beside it.
+The content of the page is assembled in ``vbm_ptm.report.whole_page``; this module turns tables and figures into text.
+The template is ``page.html.jinja`` beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vbm_ptm.report.tables import NOT_AVAILABLE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What the page puts in place of a colour, so that figures follow its theme.
+# What the page puts in place of each colour, so that figures follow its theme.
 _VARIABLES = {
     INK: "--ink",
     SOFT: "--soft",
@@ -38,8 +38,8 @@ class Cell:
 
     Attributes:
         text: What is shown.
-        source: Where the number stands: number of the run on the page and path in its ``result.json``, as in
-            "0/metrics/class_incremental/top1/last_accuracy"; None for words and for numbers made of several.
+        source: Where the number is from: number of the run on the page and path in its ``result.json``, as in
+            "0/metrics/class_incremental/top1/last_accuracy"; None for words and for numbers made from several.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is one, or stands in for one."""
+        """Whether it is a number, or stands in for one."""
         return bool(re.match(r"^[+-]?\d[\d,.]*( ±|%|$| \()", self.text)) or self.text == NOT_AVAILABLE
 
 
@@ -56,7 +56,7 @@ class PageTable:
     """A table.
 
     Attributes:
-        headings: Of the columns.
+        headings: Headings of the columns.
         rows: Cells; the first one names the row.
         caption: What it shows.
     """
@@ -69,7 +69,7 @@ class PageTable:
     def of(
         cls, headings: Sequence[str], rows: Iterable[Sequence[Cell | str]], caption: str = ""
     ) -> PageTable:
-        """Take texts as cells."""
+        """Return a table with texts as cells."""
         return cls(
             tuple(headings),
             tuple(tuple(each if isinstance(each, Cell) else Cell(each) for each in row) for row in rows),
@@ -78,7 +78,7 @@ class PageTable:
 
     @property
     def alignments(self) -> tuple[str, ...]:
-        """The class of each column: "n" for numbers, which stand right-aligned."""
+        """The class of each column: "n" for numbers, which are right-aligned."""
         columns = zip(*self.rows, strict=True)
         aligned = tuple("n" if all(cell.is_number for cell in column) else "" for column in columns)
         return ("", *aligned[1:]) if aligned else ("",) * len(self.headings)
@@ -127,13 +127,13 @@ def _latex(text: str) -> str:
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure with the table behind it.
+    """A figure with the tables behind it.
 
     Attributes:
-        name: Of its files.
-        title: Above it.
-        alt: What it shows, for those who do not see it.
-        figure: matplotlib's.
+        name: Name of its files.
+        title: Title above it.
+        alt: What it shows, for those who cannot see it.
+        figure: The matplotlib figure.
         tables: Its numbers.
     """
 
@@ -162,7 +162,7 @@ class Picture:
     """A test image.
 
     Attributes:
-        source: A data: address.
+        source: A data: URL.
         caption: What it shows.
     """
 
@@ -177,10 +177,10 @@ class Section:
     Attributes:
         name: Anchor.
         title: Heading.
-        text: What to know before looking.
+        text: What the reader should know first.
         tables: Shown as they are.
         figures: Below them.
-        pictures: Below these.
+        pictures: Below the figures.
         copies: A table to copy as LaTeX, Markdown and CSV.
     """
 
@@ -195,14 +195,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What is written.
+    """The page.
 
     Attributes:
-        title: Of the page.
+        title: Title of the page.
         finding: The first sentence.
-        facts: Beside it: name and value.
+        facts: Beside it, names and values.
         notes: What is missing.
-        sections: In order.
+        sections: Sections, in order.
     """
 
     title: str
@@ -242,7 +242,7 @@ def inline_svg(text: str, *, name: str, alt: str) -> str:
 
     Args:
         text: The file that matplotlib has written.
-        name: Told apart from the other figures of the page by it.
+        name: Distinguishes it from the other figures of the page.
         alt: What it shows, in words.
     """
     body = text[text.index("<svg") :]

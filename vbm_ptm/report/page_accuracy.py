@@ -37,7 +37,7 @@ _COLUMNS = {
 
 
 def summary(collected: Collected) -> Section | None:
-    """Means over the runs of each line, and what the view batch changes; None where no run is finished."""
+    """Means over the runs of each line, and what the view batch changes; None if no run is finished."""
     if not collected.rows:
         return None
     rows = [
@@ -203,7 +203,7 @@ def forgetting(runs: Sequence[ReportRun]) -> Section | None:
     return Section(
         "forgetting",
         "Forgetting",
-        "Points between the best accuracy on a task before the last one and that after it. Their mean is the "
+        "Points between the best accuracy on a task before the last task and the accuracy after it. Their mean is the "
         "paper's forgetting.",
         figures=(
             PageFigure(
@@ -218,7 +218,7 @@ def forgetting(runs: Sequence[ReportRun]) -> Section | None:
 
 
 def confusion_of_tasks(runs: Sequence[ReportRun]) -> Section | None:
-    """Which task takes over; None of runs that have not counted it."""
+    """Which task takes over; None for runs that have not counted it."""
     lines = {label: rows for label, rows in records_of(runs).items() if confusion.mean_confusion(rows)}
     if not lines:
         return None
@@ -237,8 +237,8 @@ def confusion_of_tasks(runs: Sequence[ReportRun]) -> Section | None:
     return Section(
         "confusion",
         "Confusion between tasks",
-        "Which task's classes the test images of each task get after the last one. Right of the diagonal, later tasks "
-        "take over." + which_lines(lines),
+        "Which task's classes the test images of each task are assigned after the last task. To the right of the "
+        "diagonal, later tasks take over." + which_lines(lines),
         figures=(
             PageFigure(
                 "confusion",
@@ -292,7 +292,7 @@ def curves(runs: Sequence[ReportRun]) -> Section | None:
         "retention",
         "Retention and forgetting curves",
         "How much of a task is left when later ones have been learned. A forgetting curve with its 95 % band is drawn "
-        "where the data decide; where they do not, measured means alone are drawn, dotted.",
+        "if the data decide it; if they do not, only the measured means are drawn, dotted.",
         figures=(
             PageFigure(
                 "retention",
@@ -340,7 +340,7 @@ def classes(runs: Sequence[ReportRun]) -> Section | None:
     return Section(
         "classes",
         "Forgotten classes",
-        "Best accuracy on a class before the last task, minus that after it, on average over all finished runs.",
+        "Best accuracy on a class before the last task, minus the accuracy after it, averaged over all finished runs.",
         figures=(
             PageFigure(
                 "classes",

@@ -16,7 +16,7 @@ from vbm_ptm.report.page import PageTable, Picture
 from vbm_ptm.report.tables import NOT_AVAILABLE, spread
 from vbm_ptm.storage.run_result import RunResult
 
-# Heat maps and distributions over prompts are drawn of that many lines; tables show all.
+# Heat maps and distributions over prompts are drawn for this many lines; tables show all.
 MAX_PANELS = 8
 
 
@@ -25,11 +25,11 @@ class ReportRun:
     """A run on the page, finished or not.
 
     Attributes:
-        label: Line that it belongs to.
-        directory: Where it lies.
+        label: The line that it belongs to.
+        directory: Its run directory.
         state: In words: "finished", "2 of 5 tasks are finished", ….
         result: What ``result.json`` holds, if there is one.
-        measured: What is collected of it; None unless it is finished.
+        measured: What is collected from it; None unless it is finished.
         log: What ``log.jsonl`` holds.
     """
 
@@ -43,13 +43,13 @@ class ReportRun:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known beside the runs' own records.
+    """What is known besides the runs' own records.
 
     Attributes:
-        differences: Rows of what is not the same in all runs: section, setting, values.
-        shared: Rows of what is: section, setting, value.
+        differences: Rows of what differs between runs: section, setting, values.
+        shared: Rows of what is the same in all runs: section, setting, value.
         hardest: Test images that most runs get wrong.
-        forgotten: Test images that were right and are wrong at the end.
+        forgotten: Test images that were right before and are wrong at the end.
         notes: What could not be shown, in sentences.
     """
 
@@ -61,17 +61,17 @@ class Findings:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Word a number."""
+    """Format a number."""
     return NOT_AVAILABLE if value is None or np.isnan(value) else f"{value + 0.0:.{digits}f}"
 
 
 def mean_text(values: Spread, digits: int) -> str:
-    """Word a mean with its standard deviation."""
+    """Format a mean with its standard deviation."""
     return NOT_AVAILABLE if values.mean is None else spread(values, digits=digits)
 
 
 def lines_of(runs: Sequence[ReportRun], of: Callable[[RunResult], Any]) -> dict[str, list[Any]]:
-    """Return by label what each finished run has."""
+    """Return, by label, what is collected from each finished run."""
     lines: dict[str, list[Any]] = {}
     for run in runs:
         if run.measured and run.result:
@@ -80,22 +80,22 @@ def lines_of(runs: Sequence[ReportRun], of: Callable[[RunResult], Any]) -> dict[
 
 
 def matrices_of(runs: Sequence[ReportRun]) -> dict[str, list[AccuracyMatrix]]:
-    """Return by label the accuracies of each finished run."""
+    """Return, by label, the accuracies of each finished run."""
     return lines_of(runs, lambda result: result.matrix)
 
 
 def records_of(runs: Sequence[ReportRun]) -> dict[str, list[Any]]:
-    """Return by label the tasks' records of each finished run."""
+    """Return, by label, the task records of each finished run."""
     return lines_of(runs, lambda result: result.task_records)
 
 
 def first_lines(lines: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return as many lines as heat maps are drawn of."""
+    """Return as many lines as there are heat maps."""
     return dict(list(lines.items())[:MAX_PANELS])
 
 
 def which_lines(lines: Mapping[str, Any]) -> str:
-    """Say so where these are not all."""
+    """Say so if these are not all lines."""
     return f" The first {MAX_PANELS} of {len(lines)} lines." if len(lines) > MAX_PANELS else ""
 
 
@@ -125,7 +125,7 @@ def rows_table(
 
 
 def alternative(what: str, columns: Mapping[str, Sequence[Spread]]) -> str:
-    """Say what a figure of lines shows: where each of them begins and ends."""
+    """Describe a figure of lines: where each of them begins and ends."""
     ends = [
         f"{label} from {number(values[0].mean)} to {number(values[-1].mean)}"
         for label, values in columns.items()

@@ -1,4 +1,4 @@
-"""Sections on what happened while tasks were trained, and what that took."""
+"""Sections on what happened while tasks were trained, and on what that cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vbm_ptm.report.page_parts import (
 
 
 def rest(runs: Sequence[ReportRun]) -> Section | None:
-    """What was measured while tasks were trained; None of runs that have not measured it."""
+    """What was measured while tasks were trained; None for runs that have not measured it."""
     lines = records_of(runs)
     names = [name for name in recall.MEASURES if recall.is_measured(lines, name)]
     if not names:
@@ -70,7 +70,7 @@ def rest(runs: Sequence[ReportRun]) -> Section | None:
 
 
 def prompt_selection(runs: Sequence[ReportRun]) -> Section | None:
-    """Which prompts are chosen; None of learners that choose none."""
+    """Which prompts are chosen; None for learners that choose none."""
     lines = {label: rows for label, rows in records_of(runs).items() if prompts.mean_selections(rows)}
     if not lines:
         return None
@@ -82,7 +82,9 @@ def prompt_selection(runs: Sequence[ReportRun]) -> Section | None:
     }
     tables = [
         task_table(
-            entropy, digits=3, caption="Entropy of the choices by task: 1 chooses all alike, 0 one alone"
+            entropy,
+            digits=3,
+            caption="Entropy of the choices by task: 1 if all are equally frequent, 0 if only one is chosen",
         )
     ]
     tables += [
@@ -134,8 +136,8 @@ def readings(runs: Sequence[ReportRun]) -> Section | None:
     return Section(
         "training",
         "Losses and learning rates",
-        "Over the steps of a run, as its log tells them; unfinished runs as far as they are. A point is the mean "
-        "of a stretch of steps, over the runs of the line.",
+        "Over the steps of a run, from its log; unfinished runs as far as they go. A point is the mean over a stretch "
+        "of steps and over the runs of the line.",
         figures=(
             PageFigure(
                 "training",
@@ -177,7 +179,7 @@ def cost(runs: Sequence[ReportRun]) -> Section | None:
 
 
 def _memory(runs: Sequence[ReportRun]) -> Iterator[list[Cell | str]]:
-    """Yield what the first finished run of each line holds after its last task."""
+    """Yield what the first finished run of each line stores after its last task."""
     seen: set[str] = set()
     for position, run in enumerate(runs):
         if run.label in seen or not (run.measured and run.result and run.result.task_records):

@@ -1,4 +1,4 @@
-"""A published table beside our own runs of it: means, paired differences, and what is known to differ."""
+"""A published table beside our own runs: means, paired differences, and what is known to differ."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Measure:
     """A column of a table.
 
     Attributes:
-        heading: What stands over it.
-        of: Returns the number of a run, where it was measured.
+        heading: Its heading.
+        of: Returns the number of a run, if it was measured.
     """
 
     heading: str
@@ -64,16 +64,16 @@ Number = float | tuple[float, float]
 
 
 class PublishedRow(Settings):
-    """A row of the table. It has the name of the study's line with its grid values: ``er-num_views=4``.
+    """A row of the table, named after the study's line with its grid values: ``er-num_views=4``.
 
     Attributes:
         title: What we call it.
         line: What the publication calls it.
         weighting: How the method averages an accuracy over the seen test images.
         published: Its numbers by benchmark and measure: a mean, or a mean and a standard deviation.
-        against: The row whose runs are paired with its own.
-        is_run: Whether a study runs it; the numbers of other rows are shown alone.
-        deviations: What is known to differ in our runs of it, beside what differs in those that it is paired with.
+        against: The row whose runs are paired with those of this row.
+        is_run: Whether a study runs it; for other rows only published numbers are shown.
+        deviations: What is known to differ in our runs of it, besides what differs in those that it is paired with.
     """
 
     title: str
@@ -97,11 +97,11 @@ class PublishedBenchmark(Settings):
 
     Attributes:
         title: What the publication calls it.
-        num_classes: Classes.
-        num_train: Training images.
-        num_test: Test images.
+        num_classes: Number of classes.
+        num_train: Number of training images.
+        num_test: Number of test images.
         origin: Where the counts come from; what is assumed of a data set that is not available.
-        domains: Training and test images of each domain, where domains are the tasks.
+        domains: Training and test images of each domain, if domains are the tasks.
         deviations: What is known to differ in our runs on it.
     """
 
@@ -122,7 +122,7 @@ class PublishedTable(Settings):
         hyper_parameters: Where the settings come from.
         benchmarks: Benchmarks by name of the data set.
         deviations: What is known to differ in all our runs.
-        rows: By the name that a study has for its line.
+        rows: Rows by the name of the study's line.
     """
 
     source: str
@@ -141,7 +141,7 @@ class PublishedTable(Settings):
         return self
 
     def measures(self, benchmark: str) -> tuple[MeasureName, ...]:
-        """Return the columns that have a number on a benchmark."""
+        """Return the columns that have a number for a benchmark."""
         return tuple(
             measure
             for measure in MEASURES
@@ -159,14 +159,14 @@ Seeds = tuple[int, int]
 
 @dataclass(frozen=True)
 class TableRun:
-    """A run that the table asks for.
+    """A run that the table calls for.
 
     Attributes:
         row: Name of the study's line, with its grid values.
         benchmark: Name of the data set.
-        seeds: Training seed and class-order seed: what pairs it with a run of another row.
-        directory: Where it lies.
-        changed: Settings that are not those of the study.
+        seeds: Training seed and class-order seed, by which it is paired with a run of another row.
+        directory: Its run directory.
+        changed: Settings that differ from those of the study.
         result: Its outcome, if it is finished.
     """
 
@@ -196,10 +196,10 @@ class Line:
         title: What we call it.
         line: What the publication calls it.
         weighting: How the method averages.
-        numbers: By heading of the column.
-        seeds: Of the finished runs.
-        missing: Seeds and directory of the others.
-        protocol: With what it was run.
+        numbers: Numbers by column heading.
+        seeds: Seeds of the finished runs.
+        missing: Seeds and directories of the others.
+        protocol: What it was run with.
         deviations: What is known to differ.
     """
 
@@ -216,14 +216,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Paired:
-    """What a row changes against another one; numbers by heading of the column.
+    """What a row changes compared with another one; numbers by column heading.
 
     Attributes:
-        title: Both rows.
+        title: Titles of both rows.
         weighting: How the method averages.
         paper: Difference of the published means.
-        seeds: Of the pairs.
-        effects: Of our pairs.
+        seeds: Seeds of the pairs.
+        effects: Effects in our pairs.
     """
 
     title: str
@@ -258,11 +258,11 @@ class Comparison:
 
 
 def compare_with_published(table: PublishedTable, runs: Sequence[TableRun]) -> Comparison:
-    """Set the published numbers beside ours.
+    """Put the published numbers beside ours.
 
     Args:
         table: What was published.
-        runs: All runs that were asked for; those without a published row are left out. Lines stand in the order of the
+        runs: All runs that are called for; those without a published row are left out. Lines are in the order of the
             table.
     """
     benchmarks = {}
@@ -336,7 +336,7 @@ def _data_deviations(benchmark: PublishedBenchmark, results: Iterable[RunResult]
 
 
 def _protocol(result: RunResult) -> str:
-    """Say with what a run was made: weights, inputs, schedule, split."""
+    """Say what a run was made with: weights, inputs, schedule, split."""
     config, weights = result.config, result.weights
     optimization, transforms = config["optimization"], config["dataset"]["transforms"]
     schedule = optimization["schedule"]
@@ -358,7 +358,7 @@ def _protocol(result: RunResult) -> str:
 def _paired(
     table: PublishedTable, benchmark: str, name: str, against: str, runs: Mapping[str, Sequence[TableRun]]
 ) -> Paired:
-    """Return what a row changes for each pair of seeds, and what the published means differ by."""
+    """Return what a row changes for each pair of seeds, and by how much the published means differ."""
     row, plain = table.rows[name], table.rows[against]
     finished, baselines = (
         {run.seeds: run.result for run in runs[each] if run.result} for each in (name, against)
@@ -391,7 +391,7 @@ def _paired(
 
 
 def _is_same_data(one: RunResult, two: RunResult) -> bool:
-    """Return whether two runs saw the same images with the same weights; others are not a pair."""
+    """Return whether two runs had the same images and weights; otherwise they are not a pair."""
     seen = [(each.split_sha256, each.weights and each.weights.sha256) for each in (one, two)]
     return seen[0] == seen[1]
 

@@ -1,4 +1,4 @@
-"""How far a run has come, from the events of its log alone."""
+"""How far a run has come, from the events of its log."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# What a step says beside its loss parts.
+# What the event of a step holds besides its loss parts.
 _ABOUT_A_STEP = {
     *("event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"),
     "data_seconds",
 }
 
-# Steps over which the time for images is taken.
+# Steps over which the waiting time for images is averaged.
 _LAST_STEPS = 50
 
 
 class RunProgress:
-    """What the events so far add up to.
+    """The sum of the events so far.
 
     Attributes:
-        num_tasks: Tasks of the run; None where the log does not say, as those of earlier versions.
+        num_tasks: Tasks of the run; None if the log does not say, as in earlier versions.
         num_epochs: Epochs of a task; likewise.
         planned_steps: Steps of each task by its index, as far as planned.
         task: Index of the task in progress, or of the last one; None before the first.
         is_task_open: Whether that task is in progress.
-        epoch: Of the last step, from 0.
+        epoch: Epoch of the last step, from 0.
         task_steps: Steps of the task in progress.
         num_steps: Steps of the run.
-        num_images: Images in them.
+        num_images: Images in these steps.
         parts: Loss parts of every step of the task in progress, by name.
-        learning_rates: Of the last step, by group.
-        data_seconds: What the last steps waited for their images; empty where the log does not say.
-        accuracies: After each finished task over all seen classes, in percent; None where not all was measured.
+        learning_rates: Learning rates of the last step, by group.
+        data_seconds: How long the last steps waited for their images; empty if the log does not say.
+        accuracies: Accuracy over all seen classes after each finished task, in percent; None if not all were measured.
         lines: One line for each epoch and each finished task, oldest first.
     """
 
@@ -54,23 +54,23 @@ class RunProgress:
 
     @property
     def num_finished(self) -> int:
-        """Tasks that are trained and measured."""
+        """Tasks that have been trained and measured."""
         return len(self.accuracies)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all tasks are finished, as far as the log says how many there are."""
+        """Whether all tasks are finished, if the log says how many there are."""
         return self.num_tasks is not None and self.num_finished >= self.num_tasks
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether the task in progress has taken all its steps, and is ended or evaluated."""
+        """Whether the task in progress has taken all its steps, and is being ended or evaluated."""
         planned = None if self.task is None else self.planned_steps.get(self.task)
         return self.is_task_open and planned is not None and self.task_steps >= planned
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole run; None where that is not known."""
+        """Steps of the whole run; None if unknown."""
         if self.num_tasks is None:
             return None
         done = self.num_steps - (self.task_steps if self.is_task_open else 0)
@@ -82,10 +82,10 @@ class RunProgress:
         return self._timed_images / self._training_seconds if self._training_seconds else None
 
     def seconds_left(self, images_per_second: float | None = None) -> float | None:
-        """Estimate what the rest takes.
+        """Estimate how long the rest takes.
 
         Args:
-            images_per_second: As observed; None for that of the finished tasks.
+            images_per_second: The observed rate; None for that of the finished tasks.
         """
         rate, total = images_per_second or self.images_per_second, self.total_steps
         if not rate or total is None or self.num_tasks is None or not self.num_steps:
@@ -95,7 +95,7 @@ class RunProgress:
         return images_left / rate + between * (self.num_tasks - self.num_finished)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what the log says next."""
+        """Add the next events of the log."""
         for event in events:
             kind = event["event"]
             if kind == "plan":
@@ -158,7 +158,7 @@ class RunProgress:
         )
 
     def where(self) -> str:
-        """Say which task and epoch it is."""
+        """Say which task and epoch the run is in."""
         if self.task is None:
             return "no task has begun"
         tasks = f"/{self.num_tasks}" if self.num_tasks else ""
@@ -177,5 +177,5 @@ def shown(name: str, value: float) -> str:
 
 
 def percent(accuracy: float | None) -> str:
-    """Return an accuracy, or that it is not known."""
+    """Return an accuracy, or that it is unknown."""
     return "n/a" if accuracy is None else f"{accuracy:.2f} %"

@@ -16,7 +16,7 @@ NOT_AVAILABLE = "n/a"
 TOPS: tuple[TopK, ...] = (1, 5)
 
 
-# Columns of a study: heading -> key of a row, and its digits.
+# Columns of a study: heading -> key of a row, and number of digits.
 _STUDY_COLUMNS = {
     "average": ("average_incremental_accuracy", 2),
     "last": ("last_accuracy", 2),
@@ -40,7 +40,7 @@ def study_table(collected: Collected, *, details: bool = False) -> Table:
 
     Args:
         collected: What a study collected.
-        details: Show the other numbers: of the task's own expert, means over tasks, and top-5.
+        details: Also show the other numbers: those of the task's own expert, means over tasks, and top-5.
     """
     table = Table(
         title="Accuracy over all seen classes, top-1, in percent (pooled over test images); TIL: among the classes of "
@@ -58,7 +58,7 @@ def study_table(collected: Collected, *, details: bool = False) -> Table:
     return table
 
 
-# Columns of the measures of a study: heading -> name, and its digits.
+# Columns of the measures of a study: heading -> name, and number of digits.
 _MEASURE_COLUMNS = {
     "recall interval / N": ("recall_interval", 2),
     "summed rate, max / min": ("summed_rate_spread", 2),
@@ -76,10 +76,8 @@ _COST_COLUMNS = {
 
 
 def costs_table(collected: Collected) -> Table:
-    """Return a line per label of a study: what its steps have taken."""
-    title = (
-        "A step with its wait for images, and the most memory of a task (of a GPU, or else of the process)"
-    )
+    """Return a line per label of a study: what its steps cost."""
+    title = "Time of a step, with its wait for images, and peak memory of a task (of a GPU, or else of the process)"
     return _measures(collected, _COST_COLUMNS, title=title)
 
 
@@ -121,7 +119,7 @@ def plan_table(lines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def plan_totals(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Word what several planned runs take together."""
+    """Say what several planned runs cost together."""
     steps, images, hours = (
         sum(line[name] for line in lines) for name in ("num_steps", "num_images", "hours")
     )
@@ -129,7 +127,7 @@ def plan_totals(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def missing_lines(missing: Sequence[Missing]) -> list[str]:
-    """Return a sentence per run of a study that failed, and one for each label that is not complete."""
+    """Return a sentence for each run of a study that failed, and one for each label that is not complete."""
     failed = [
         Problem(f"failed: {item.directory}: {item.problem}", advice_of(item.problem))
         for item in missing
@@ -185,8 +183,8 @@ def class_table(rows: Iterable[tuple[str, Sequence[int], int, int, tuple[str, in
     """Return a line per class.
 
     Args:
-        rows: Name, numbers of its tasks, correct and all test images, and the wrong class that they were most often
-            given, with how often.
+        rows: Name, numbers of its tasks, numbers of correct and of all test images, and the wrong class that they were
+            most often assigned, with how often.
     """
     table = Table(title="Accuracy on each class, in percent, among all seen classes")
     for heading, is_number in (("class", False), ("task", True), ("test images", True), ("correct", True)):
@@ -205,12 +203,12 @@ def _has(cells: Sequence[AccuracyCell], scope: Scope) -> bool:
 
 
 def percent(value: float | None) -> str:
-    """Word a percentage with two decimals."""
+    """Format a percentage with two decimals."""
     return NOT_AVAILABLE if value is None else f"{value:.2f}"
 
 
 def spread(values: Spread, *, digits: int = 2, sign: str = "") -> str:
-    """Word a mean with its standard deviation, if there is one."""
+    """Format a mean with its standard deviation, if there is one."""
     if values.mean is None:
         return NOT_AVAILABLE
     mean = round(values.mean, digits) + 0.0  # no -0.00
@@ -218,7 +216,7 @@ def spread(values: Spread, *, digits: int = 2, sign: str = "") -> str:
 
 
 def effect(values: Effect, *, digits: int = 2) -> str:
-    """Word an effect: mean and standard deviation of the differences, 95 % interval of the mean, p-value."""
+    """Format an effect: mean and standard deviation of the differences, 95 % interval of the mean, p-value."""
     words = spread(values, digits=digits, sign="+")
     if values.interval is None or values.p_value is None:
         return words

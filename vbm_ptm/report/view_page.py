@@ -53,8 +53,8 @@ def html_page(sheet: ViewSheet) -> str:
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in sheet.facts.items())
     parts = [
         "<h1>What the network sees</h1>",
-        "<p>Views as training draws them, with the seeds of the run, before normalisation: of each class the samples "
-        "that come first. Every visit of a sample draws new views.</p>",
+        "<p>Views as training draws them, with the seeds of the run, before normalisation: for each class, the samples "
+        "that come first. Every visit to a sample draws new views.</p>",
         f"<dl>{facts}</dl>",
     ]
     for class_name, samples in sheet.by_class.items():
@@ -75,7 +75,7 @@ def _plans(sheet: ViewSheet) -> str:
     )
     lines = [
         "<section><h2>When a sample comes back</h2><p>Each line is the task from its first step to its last; fine "
-        f"lines part its {sheet.epochs} epoch{'s' * (sheet.epochs != 1)}, a dot is a step that holds the sample.</p>"
+        f"lines separate its {sheet.epochs} epoch{'s' * (sheet.epochs != 1)}, a dot is a step with the sample.</p>"
     ]
     for sample in planned:
         dots = "".join(

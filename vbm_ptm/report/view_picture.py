@@ -102,7 +102,7 @@ def _cut(text: str, width: int, *, font: ImageFont.ImageFont | ImageFont.FreeTyp
 
 
 def _wrapped(text: str, width: int, *, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> list[str]:
-    """Return a text in lines that fit."""
+    """Return a text broken into lines that fit."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

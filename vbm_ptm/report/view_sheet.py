@@ -1,4 +1,4 @@
-"""What the network sees of some samples, and when: what pages of views are made of."""
+"""What the network sees of some samples, and when: the content of pages of views."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Visit(NamedTuple):
     """A step that holds a sample.
 
     Attributes:
-        epoch: From 0.
-        step: In the epoch, from 0.
-        task_step: In the task, from 0.
+        epoch: Epoch, from 0.
+        step: Step in the epoch, from 0.
+        task_step: Step in the task, from 0.
     """
 
     epoch: int
@@ -35,8 +35,8 @@ class View(NamedTuple):
     """One augmented copy.
 
     Attributes:
-        pixels: (H,W,3), as the network gets them but for the normalisation.
-        kind: "weak", "strong", or "weak or strong" where a share of single views is strong.
+        pixels: (H,W,3), as the network gets them, but without normalisation.
+        kind: "weak", "strong", or "weak or strong" if a share of single views is strong.
     """
 
     pixels: Pixels
@@ -48,7 +48,7 @@ class SampleViews:
     """A sample and its views.
 
     Attributes:
-        name: What the source calls the image.
+        name: Name of the image in its source.
         class_name: Its class.
         original: The image before any transform.
         views: Those of its first visit.
@@ -67,9 +67,9 @@ class ViewSheet:
     """The samples of a task that are shown.
 
     Attributes:
-        facts: What the run is, in words, by name.
-        samples: By class.
-        epochs: Epochs of the task that are trained, whole or in part.
+        facts: Facts about the run, in words, by name.
+        samples: Samples by class.
+        epochs: Epochs that the task trains, whole or in part.
         num_steps: Steps of the task.
     """
 

@@ -1,4 +1,4 @@
-"""The page of a report: every number is one of a ``result.json``, or a mean, deviation or effect of some of them."""
+"""The page of a report: every number is from a ``result.json``, or a mean, deviation or effect of such numbers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vbm_ptm.storage.run_result import RunResult
 
 
 def report_page(runs: Sequence[ReportRun], *, title: str, findings: Findings) -> Page:
-    """Put a page together.
+    """Assemble a page.
 
     Args:
         runs: All runs, in the order of their lines.
-        title: Of the page.
-        findings: What is known beside.
+        title: Title of the page.
+        findings: What is known besides.
     """
     collected = collect([run.measured for run in runs if run.measured])
     sections = (
@@ -38,7 +38,7 @@ def report_page(runs: Sequence[ReportRun], *, title: str, findings: Findings) ->
         _environment(findings),
     )
     unfinished = [run for run in runs if run.measured is None]
-    notes = [f"Not finished, and in no mean: {run.directory} ({run.state})." for run in unfinished[:20]]
+    notes = [f"Not finished, and not in any mean: {run.directory} ({run.state})." for run in unfinished[:20]]
     if len(unfinished) > 20:
         notes.append(f"And {len(unfinished) - 20} more runs are not finished.")
     return Page(
@@ -51,7 +51,7 @@ def report_page(runs: Sequence[ReportRun], *, title: str, findings: Findings) ->
 
 
 def _finding(collected: Collected, runs: Sequence[ReportRun]) -> str:
-    """Return the sentence that the page begins with."""
+    """Return the sentence that opens the page."""
     known = [row for row in collected.view_batch_effects if row.last_accuracy.mean is not None]
     if known:
         return _effect_sentence(known)
@@ -64,7 +64,7 @@ def _finding(collected: Collected, runs: Sequence[ReportRun]) -> str:
 
 
 def _effect_sentence(rows: Sequence[EffectRow]) -> str:
-    """Return what the view batch changes where pairs of runs decide it, and else that they do not."""
+    """Return what the view batch changes if pairs of runs decide it, and otherwise that they do not."""
     decided = [
         (row, name, mean, interval)
         for row in rows
@@ -83,7 +83,7 @@ def _effect_sentence(rows: Sequence[EffectRow]) -> str:
             f"{abs(mean):.2f} points (95 % interval {low:+.2f} to {high:+.2f}, {row.num_pairs} pairs).{rest}"
         )
     if any(row.last_accuracy.interval for row in rows):
-        return "No effect of the view batch is decided: every 95 % interval of paired differences holds 0."
+        return "No effect of the view batch is decided: every 95 % interval of paired differences contains 0."
     change = rows[0].last_accuracy.mean or 0.0
     return (
         f"The view batch changes the last accuracy of {rows[0].label} by {change:+.2f} points in a single pair of "
@@ -125,7 +125,7 @@ def _environment(findings: Findings) -> Section | None:
     headings = ("setting", "section", "value")
     if findings.differences:
         rows = [[name, section, values] for section, name, values in findings.differences]
-        tables.append(PageTable.of(headings, rows, "What is not the same in all runs"))
+        tables.append(PageTable.of(headings, rows, "What differs between runs"))
     if findings.shared:
         rows = [[name, section, value] for section, name, value in findings.shared]
         tables.append(PageTable.of(headings, rows, "What all runs have in common"))

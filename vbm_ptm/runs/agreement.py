@@ -12,10 +12,10 @@ from vbm_ptm.errors import UsageError
 
 
 def check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
-    """Refuse ranks that were started with other settings, images or weights; files may lie in different places.
+    """Refuse ranks that were started with other settings, images or weights; files may be in different places.
 
     Raises:
-        UsageError: A rank differs.
+        UsageError: One rank differs from the others.
     """
     config, weights = setup.config, setup.learner.backbone.weights
     settings = config.model_dump(mode="json", exclude={"dataset", "backbone", "data", "device"})

@@ -1,4 +1,4 @@
-"""What is said of a run before it begins."""
+"""What is said about a run before it begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce(setup: Setup, recipe: Recipe, accelerator: Accelerator) -> None:
-    """Log what is about to happen, and warn of what may not be meant."""
+    """Log what is about to happen, and warn about what may not be intended."""
     for line in banner(setup, accelerator):
         logger.info(line)
     precision = setup.config.trainer.mixed_precision
@@ -46,7 +46,7 @@ def banner(setup: Setup, accelerator: Accelerator) -> list[str]:
 
 
 def _on_ranks(num_groups: int, num_views: int, accelerator: Accelerator) -> str:
-    """Say who computes, and which part of a full step."""
+    """Say which ranks compute, and which part of a full step."""
     line, num_ranks = describe_ranks(accelerator), accelerator.num_processes
     if num_ranks == 1:
         return line
@@ -70,7 +70,7 @@ def describe_view_batch(config: RunConfig) -> str:
     else:
         text = "1 view (the plain baseline)" if view_batch.is_baseline else "1 view"
     if view_batch.views_for != "all":
-        text += f", for {view_batch.views_for} samples alone"
+        text += f", for {view_batch.views_for} samples only"
     if view_batch.strong_share:
         text += f", strong for {view_batch.strong_share:.0%} of the images"
     return f"{text}, from {config.origin('view_batch.num_views')}"

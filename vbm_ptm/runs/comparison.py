@@ -1,4 +1,4 @@
-"""In what two runs differ: settings, versions, images, weights and machine, but not what follows from them."""
+"""How two runs differ: in settings, versions, images, weights and machine, but not in what follows from them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Section = dict[str, tuple[Any, Any]]
 
 
 def compare_runs(one: Path, two: Path) -> dict[str, Section]:
-    """Return, by section and name, what two runs do not have in common.
+    """Return, by section and name, everything in which two runs differ.
 
-    A run without a result yet is compared by its settings alone.
+    If a run has no result yet, only settings are compared.
 
     Args:
         one: A run directory.
-        two: Another one.
+        two: Another run directory.
 
     Raises:
         UsageError: One of them is not a run directory.
@@ -35,7 +35,7 @@ def compare_runs(one: Path, two: Path) -> dict[str, Section]:
 
 
 def compared_facts(run: Path) -> dict[str, dict[str, Any]]:
-    """Return, by section and name, all that ``compare_runs`` compares of a run; settings by their dotted paths.
+    """Return, by section and name, what ``compare_runs`` compares about a run; settings by their dotted paths.
 
     Raises:
         UsageError: It is not a run directory.

@@ -1,7 +1,7 @@
 """The folder of one run.
 
-config.yaml    the whole configuration as it was last started, ready to be run again
-result.json    what was reached, and all that it depends on
+config.yaml    the whole configuration as last started, ready to be run again
+result.json    the outcome, and all that it depends on
 log.jsonl      one line per step, task and evaluation
 checkpoints/   see vbm_ptm.storage.checkpoint
 """
@@ -33,18 +33,18 @@ FREE_ON_RESUME = (
     "dataset.row_names",  # a run keeps its own
 )
 
-# Settings that say where things lie, of which a result holds the hash.
+# Settings that say where things are; a result holds their hashes.
 PLACES = ("dataset.path", "backbone.checkpoint")
 LISTS = ("dataset.split_file", "dataset.train_list", "dataset.test_list")
 
-# Settings of a stored run that may be given anew where it is used.
+# Settings of a stored run that may be replaced when it is used.
 FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data", "device")
 
 _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", ".config.yaml.partial"}
 
 
-# By dotted path, what is stored and what is given.
+# The stored and the given value, by dotted path.
 Changes = dict[str, tuple[Any, Any]]
 
 
@@ -58,10 +58,10 @@ class RunDirectory:
         """Read the configuration that the run was started with.
 
         Args:
-            overrides: Items ``path.to.setting=value`` of what has moved or computes in another way.
+            overrides: Items ``path.to.setting=value`` for what has moved or is to be computed differently.
 
         Raises:
-            UsageError: There is none, it is not valid, or an item would make it another run.
+            UsageError: There is none, it is invalid, or an item would make it another run.
         """
         file = self._require_config()
         tree = read_yaml(file)
@@ -73,14 +73,14 @@ class RunDirectory:
         for item in overrides:
             if not is_within(item.partition("=")[0].strip(), FREE_IN_USE):
                 raise UsageError(
-                    f"{item}: the run is finished. Only the places of its files and how it computes may "
+                    f"{item}: the run is finished. Only where its files are and how it computes may "
                     f"change: {', '.join(FREE_IN_USE)}."
                 )
             composed.merge(override(item), f"override {item}")
         return composed.validate()
 
     def kept(self, config: RunConfig) -> RunConfig:
-        """Return a configuration as the run, if there is one, was started: precision, and what tells rows apart."""
+        """Return a configuration with the precision and row names that the run, if there is one, was started with."""
         if not (self.path / "config.yaml").is_file():
             return config
         stored = self.config()
@@ -93,15 +93,15 @@ class RunDirectory:
         """Read ``result.json`` if there is one.
 
         Raises:
-            UsageError: It is damaged, or of a version that is not known here.
+            UsageError: It is damaged, or of an unknown version.
         """
         file = self.path / "result.json"
         return read_result(file) if file.is_file() else None
 
     def finished_result(self, config: RunConfig) -> RunResult | None:
-        """Read the result of a run with this configuration if it is there and finished.
+        """Read the result of a run with this configuration, if there is one and it is finished.
 
-        Where images and weights lie may differ, and where lists of the same content do: the result holds their hashes.
+        Images, weights and lists of the same content may be in other places: the result holds their hashes.
 
         Raises:
             UsageError: The directory belongs to another configuration.
@@ -122,7 +122,7 @@ class RunDirectory:
             task: Index of the task, from 0; messages count from 1, as the command line does.
 
         Raises:
-            UsageError: There is none, or none of that task.
+            UsageError: There is none, or none for that task.
         """
         self._require_config()
         store = CheckpointStore(self.path / "checkpoints")
@@ -153,7 +153,7 @@ class RunDirectory:
             return
         if not (self.path / "config.yaml").exists():
             raise UsageError(f"{self.path} exists and is not empty; give a folder that does not exist yet.")
-        # Whether the same images and weights lie there is seen once they are loaded.
+        # Whether images and weights are the same is checked once they are loaded.
         changed = self._changes(config, free=(*FREE_ON_RESUME, *(PLACES if resume else ())))
         if changed and not resume:
             raise UsageError(
@@ -191,14 +191,14 @@ class RunDirectory:
             ) from error
 
     def write_config(self, config: RunConfig) -> None:
-        """Write the configuration, all or nothing: a full disk must not leave half of it, for --resume to refuse."""
+        """Write the configuration as a whole or not at all: half of one, from a full disk, could not be resumed."""
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_file(self.path / "config.yaml", text.encode())
 
     def carry_over(self, source: RunDirectory) -> None:
-        """Copy the checkpoints and the log of the run that is extended, unless they are here already.
+        """Copy the checkpoints and the log of the run that is extended, unless they are already here.
 
-        What the extension is made of stays usable when that run is gone, and stays there as it was.
+        The extension stays usable when that run is gone, and that run is left as it was.
         """
         if (self.path / "checkpoints").exists():
             return
@@ -213,7 +213,7 @@ class RunDirectory:
                     (partial / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, partial / name)
         except OSError:
-            shutil.rmtree(partial, ignore_errors=True)  # on a full disk, to free its space
+            shutil.rmtree(partial, ignore_errors=True)  # frees its space if the disk is full
             raise
         partial.rename(self.path / "checkpoints")
 
@@ -257,7 +257,7 @@ class RunDirectory:
 
 
 def _has_lists_of(config: RunConfig, result: RunResult) -> bool:
-    """Return whether the lists of a configuration are here and, byte for byte, those that made a result."""
+    """Return whether the lists of a configuration exist and are, byte for byte, those that a result was made with."""
     try:
         lists = split_lists_of(config.dataset).record
     except UsageError:
@@ -268,7 +268,7 @@ def _has_lists_of(config: RunConfig, result: RunResult) -> bool:
 
 
 def _changes_between(stored: RunConfig, config: RunConfig, *, free: tuple[str, ...]) -> Changes:
-    """Return the settings that differ and may not; "auto" is whatever the run has chosen."""
+    """Return the settings that differ but must not; "auto" matches whatever the run has chosen."""
     if config.trainer.mixed_precision == "auto":
         config = config.with_precision(stored.trainer.mixed_precision)
     changed = changes(stored.model_dump(mode="json"), config.model_dump(mode="json"))

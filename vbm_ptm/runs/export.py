@@ -1,7 +1,7 @@
-"""A finished run as a folder of its own, to keep, to pass on or to put on the Hugging Face Hub.
+"""A finished run as a self-contained folder, to keep, to share or to upload to the Hugging Face Hub.
 
-The folder holds the whole learner (see ``vbm_ptm.storage.portable``) and a model card. ``stored_learner.predict`` takes
-it in place of the run directory.
+The folder holds the whole learner (see ``vbm_ptm.storage.portable``) and a model card. ``stored_learner.predict``
+accepts it in place of the run directory.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def export(
 ) -> Path:
     """Write a learner with all that it needs to be used elsewhere; return the folder.
 
-    Nothing of it names a place on this machine. Weights stay as they are, so that predictions are the run's bit for
-    bit, unless ``is_half``.
+    Nothing in it names a path on this machine. Weights stay as they are, so that predictions are bit for bit those of
+    the run, unless ``is_half``.
 
     Args:
         run_directory: What ``run`` wrote.
         output: Must not exist; None for ``exported`` in the run directory (``exported_task_N`` for a given task).
         task: Index of the task after which the learner is taken; None for the last finished one.
         is_half: Store weights in half precision.
-        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``backbone.checkpoint``.
+        overrides: Items ``path.to.setting=value`` for what has moved since, such as ``backbone.checkpoint``.
 
     Raises:
         UsageError: No learner is stored there, or the output exists.
@@ -56,7 +56,7 @@ def export(
     directory = RunDirectory(Path(run_directory))
     name = "exported" if task is None else f"exported_task_{task + 1}"
     folder = directory.path / name if output is None else Path(output)
-    if folder.exists():  # before the weights are read
+    if folder.exists():  # checked before the weights are read
         raise UsageError(f"{folder} exists already; give a folder that does not exist yet.")
     config = directory.config(overrides)
     learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
@@ -67,7 +67,7 @@ def export(
         learner.backbone.weights = weights
     names = checkpoint.state.class_names
     matrix = AccuracyMatrix(checkpoint.state.accuracies.rows[: checkpoint.task_index + 1])
-    # Of the run that was extended, if the task is one of that run's.
+    # Those of the run that was extended, if the task is one of its tasks.
     made_with = stored_config(checkpoint.state.config, str(checkpoint.path)).validate()
     facts = _facts(made_with, learner, checkpoint, directory.result(), weights)
     dataset = made_with.dataset
@@ -97,22 +97,24 @@ def export(
 
 
 def push(folder: Path | str, repository: str) -> str:
-    """Upload an exported folder to the Hugging Face Hub; return its address there.
+    """Upload an exported folder to the Hugging Face Hub; return its URL.
 
-    A repository that does not exist is made as a private one.
+    A repository that does not exist is created as a private one.
 
     Args:
         folder: What ``export`` wrote; its README.md may have been edited.
         repository: ``name`` or ``organisation/name``.
 
     Raises:
-        UsageError: The folder is not an exported learner, or the hub does not take it.
+        UsageError: The folder is not an exported learner, or the Hub does not accept it.
     """
     folder = Path(folder)
     if not is_portable(folder):
         raise UsageError(f"{folder} is not an exported learner: it has no config.json.")
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        raise UsageError(f"HF_HUB_OFFLINE forbids uploading; {folder} is ready to be pushed without it.")
+        raise UsageError(
+            f"HF_HUB_OFFLINE forbids uploading; {folder} is ready to be pushed once that is unset."
+        )
     if huggingface_hub.get_token() is None:
         raise UsageError(
             f"no token for {huggingface_hub.constants.ENDPOINT}: run `hf auth login` or set HF_TOKEN to one that may "
@@ -136,7 +138,7 @@ def _facts(
     result: RunResult | None,
     weights: WeightsRecord,
 ) -> TrainingRecord:
-    """Return what a reader should know of the training, without paths of this machine."""
+    """Return what a reader should know about the training, without paths of this machine."""
     dataset, records = config.dataset, checkpoint.state.records[: checkpoint.task_index + 1]
     return TrainingRecord(
         learner=config.learner.name,
@@ -161,7 +163,7 @@ def _facts(
 
 
 def _earlier_tasks(config: RunConfig) -> str | None:
-    """Say of an extended run what its data set and settings do not cover."""
+    """Say what the data set and settings of an extended run do not cover."""
     if config.scenario.extends is None:
         return None
     return (

@@ -1,14 +1,14 @@
-"""One more task for a finished run, without the images of the tasks before.
+"""One more task for a finished run, without the images of earlier tasks.
 
-The extended run lives in a directory of its own, with a copy of the first run's checkpoints and log: every earlier
-learner that ``checkpoint.keep`` lets stay can still predict, the first run is untouched, and the new one needs neither
-that run nor its data to be used, resumed or extended again. Its ``config.yaml`` names the first run and the new
-images (``scenario.extends``, ``dataset``): trained once more, it extends that run once more, to the same bit. Learner,
-backbone and transforms stay those of the first run; what else is not given anew does, too.
+The extended run has its own directory, with a copy of the first run's checkpoints and log: every earlier learner that
+``checkpoint.keep`` has kept can still predict, the first run is untouched, and the new one needs neither that run nor
+its data to be used, resumed or extended again. Its ``config.yaml`` names the first run and the new images
+(``scenario.extends``, ``dataset``): when trained again, it extends that run again, to the same bit. Learner, backbone
+and transforms stay those of the first run, and so does everything else that is not given anew.
 
-Measured after the new task are its own test images, among all classes seen. What is left of the earlier tasks cannot be
-measured without their images, and every number that would need it is null; ``evaluate`` with a data set measures any
-learner on it.
+After the new task, its own test images are measured, among all classes seen. How much is left of earlier tasks cannot
+be measured without their images, and every number that would need it is null; ``evaluate`` with a data set measures any
+learner on that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vbm_ptm.config.tree import is_within
 from vbm_ptm.errors import UsageError
 from vbm_ptm.runs.directory import RunDirectory
 
-# What may be another than in the run that is extended.
+# Settings that may differ from those of the run that is extended.
 FREE_IN_EXTENSION = (
     *("dataset", "optimization", "view_batch", "objective", "trainer", "data", "checkpoint"),
     *("backbone.checkpoint", "device", "seed"),
@@ -45,7 +45,7 @@ def extension_config(
         overrides: Items ``path.to.setting=value`` for the new task.
 
     Raises:
-        UsageError: The run is not finished or has no tasks to add to, or a setting cannot change any more.
+        UsageError: The run is not finished or has no tasks to add to, or a setting can no longer change.
     """
     directory = RunDirectory(Path(run_directory))
     tree = directory.config().model_dump(mode="json")
@@ -79,8 +79,8 @@ def extension_config(
 
 
 def default_output(run_directory: Path, config: RunConfig) -> Path:
-    """Return where an extended run lies if nothing is said: beside the run that it extends."""
-    if run_directory.name in ("", ".."):  # it is called so from inside
+    """Return the default directory of an extended run: beside the run that it extends."""
+    if run_directory.name in ("", ".."):  # that is its name from inside
         run_directory = Path(os.path.abspath(run_directory))
     name = f"{run_directory.name}+{config.dataset.name.replace('/', '_')}"
     return run_directory.with_name(name)

@@ -1,4 +1,4 @@
-"""What does not hold in a run directory, one line each."""
+"""Contradictions in a run directory, one line each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Finding(NamedTuple):
-    """Something that contradicts another record of the same run.
+    """A contradiction between two records of the same run.
 
     Attributes:
         what: The part of the run directory.
@@ -27,10 +27,10 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was looked at, and what does not hold.
+    """What was checked, and what contradicts.
 
     Attributes:
-        items: One for each contradiction.
+        items: The contradictions.
         checked: What was compared, in words.
     """
 
@@ -38,11 +38,11 @@ class Findings:
     checked: list[str] = field(default_factory=list)
 
     def add(self, what: str, *, expected: Any, found: Any, remedy: str) -> None:
-        """Remember a contradiction."""
+        """Record a contradiction."""
         self.items.append(Finding(what, _in_one_line(expected), _in_one_line(found), remedy))
 
     def expect(self, what: str, *, expected: Any, found: Any, remedy: str) -> bool:
-        """Compare; remember a contradiction where the two differ; return whether they agree."""
+        """Compare two values, record a contradiction if they differ, and return whether they agree."""
         if expected == found:
             return True
         self.add(what, expected=expected, found=found, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Whether ``log.jsonl`` holds every step of every finished task, and what the run's other records say of them."""
+"""Whether ``log.jsonl`` holds every step of every finished task, and agrees with the run's other records."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FACTS = tuple(each.name for each in fields(TaskFacts))
 
 
 class _TaskSteps:
-    """The steps of one task, as they come by.
+    """The steps of one task, in the order of the log.
 
     Args:
-        name: What findings call the task.
-        findings: Where the first gap goes.
+        name: Name of the task in findings.
+        findings: Where the first gap is recorded.
     """
 
     def __init__(self, name: str, findings: Findings) -> None:
@@ -34,7 +34,7 @@ class _TaskSteps:
         self.num_images = 0
 
     def add(self, event: dict[str, Any], *, line: int) -> None:
-        """Count a step; it has to follow the one before it."""
+        """Count a step, which must follow the previous one."""
         epoch, step = self._last
         here = event.get("epoch", -1), event.get("step", -1)
         if here not in ((epoch, step + 1), (epoch + 1, 0)) and not self._has_gap:
@@ -58,22 +58,22 @@ def check_log(
     position: int,
     findings: Findings,
 ) -> None:
-    """Read the whole log; add what is missing in it and what it says otherwise.
+    """Read the whole log; record what it lacks and what it contradicts.
 
     Args:
         path: The file.
-        records: Of the finished tasks, as the result has them.
-        curve: Accuracy over all seen classes after each of them, in percent.
+        records: Those of the finished tasks, from the result.
+        curve: Accuracy over all seen classes after each of these tasks, in percent.
         position: Bytes that the newest checkpoint knows of.
-        findings: Where contradictions go.
+        findings: Where contradictions are recorded.
     """
     if not path.is_file():
         findings.add("log.jsonl", expected="a log", found="no such file", remedy=_REMEDY)
         return
     findings.expect(
         "log.jsonl",
-        expected=f"{position} bytes at least, of which the newest checkpoint knows",
-        found=f"{min(path.stat().st_size, position)} bytes at least, of which the newest checkpoint knows",
+        expected=f"at least the {position} bytes that the newest checkpoint refers to",
+        found=f"at least the {min(path.stat().st_size, position)} bytes that the newest checkpoint refers to",
         remedy=_REMEDY,
     )
     steps: dict[int, _TaskSteps] = {}
@@ -91,7 +91,7 @@ def check_log(
             if not isinstance(task, int):
                 task = event.get("task_index")
             if not isinstance(task, int):
-                continue  # of the run as a whole
+                continue  # an event of the run as a whole
             of_task = steps.setdefault(task, _TaskSteps(f"task {task + 1}", findings))
             if event["event"] == "step":
                 of_task.add(event, line=num_lines)
@@ -145,7 +145,7 @@ def _compare(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with lists in place of tuples, as JSON has them."""
+    """Return a value with lists in place of tuples, as in JSON."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""What a stored learner says of every test image, for analyses of one's own: by image, by class, as a file."""
+"""What a stored learner predicts for every test image, for your own analyses: by image, by class, as a file."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ENDINGS = (".csv", ".jsonl")
 
 @dataclass(frozen=True)
 class ImagePrediction:
-    """What is said of one test image.
+    """The prediction for one test image.
 
     Attributes:
-        image: What the source calls it: its path below the data set's folder, or the row of a table.
+        image: Its name in the source: its path below the data set's folder, or the row of a table.
         row: Row number in the test split.
-        task: Number of its task, from 1 as on the command line; None for images of another data set than the run's.
+        task: Number of its task, from 1 as on the command line; None for images of a data set other than the run's.
         label: Name of its class.
-        prediction: Name of the class with the best score of all seen ones.
+        prediction: Name of the seen class with the best score.
         is_correct: Whether the two are the same.
-        score: That score; None where the learner rules all classes out, so that no prediction is right.
-        probability: What a softmax over the scores of all seen classes makes of it.
+        score: That score; None if the learner rules out all classes, so that no prediction is right.
+        probability: Softmax of the scores of all seen classes, for the predicted class.
     """
 
     image: str
@@ -50,14 +50,14 @@ class ImagePrediction:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """How well one class is recognised among all others.
+    """How well one class is recognised among all seen classes.
 
     Attributes:
-        name: Of the class.
-        tasks: Numbers of the tasks that its test images belong to; empty for another data set than the run's.
-        num_images: Its test images.
-        num_correct: Those that were given their class.
-        taken_for: The wrong class that they were most often given, and how often; None without a mistake.
+        name: Name of the class.
+        tasks: Numbers of the tasks that its test images belong to; empty for a data set other than the run's.
+        num_images: Number of its test images.
+        num_correct: Number of those that were classified correctly.
+        taken_for: The wrong class that they were most often assigned, and how often; None without a mistake.
     """
 
     name: str
@@ -74,11 +74,11 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A stored learner measured once.
+    """A stored learner, measured once.
 
     Attributes:
         matrix: Its last row is the measurement.
-        images: Every test image once, task after task.
+        images: Every test image once, task by task.
     """
 
     matrix: AccuracyMatrix
@@ -98,10 +98,10 @@ class Measurement:
 
         Args:
             measured: What ``Evaluator.judge`` returned.
-            matrix: Made of its cells.
-            benchmark: Whose test images they are.
-            tasks: What was evaluated.
-            has_tasks: Whether they are tasks of a run, not one made of another data set.
+            matrix: The matrix made from its cells.
+            benchmark: The source of the test images.
+            tasks: The tasks that were evaluated.
+            has_tasks: Whether these are tasks of the run, rather than one that stands for another data set.
         """
         test, names = benchmark.datasets.test, benchmark.scenario.class_names
         rows = [benchmark.test_rows(task) for task in tasks]
@@ -154,7 +154,7 @@ def check_prediction_file(path: Path) -> None:
     """Make sure, before anything is measured, that predictions can be written to a file.
 
     Raises:
-        UsageError: Its ending says no format, or it cannot be written.
+        UsageError: Its ending stands for no known format, or it cannot be written.
     """
     if path.suffix.lower() not in ENDINGS:
         raise UsageError(f"predictions are written as {' or '.join(ENDINGS)}, not to '{path.name}'.")
@@ -162,7 +162,7 @@ def check_prediction_file(path: Path) -> None:
 
 
 def write_predictions(path: Path, images: Iterable[ImagePrediction]) -> None:
-    """Write a line for every image: CSV with a heading, or JSON lines, by the file's ending."""
+    """Write a line for every image, as CSV with a heading or as JSON lines, depending on the file's ending."""
     lines = [asdict(image) for image in images]
     if path.suffix.lower() == ".jsonl":
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

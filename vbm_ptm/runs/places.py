@@ -1,4 +1,4 @@
-"""Where the images and weights of runs lie: whether they are there, and whether they are those of a result."""
+"""Where the images and weights of runs are: whether they exist, and whether they are those of a result."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vbm_ptm.storage.run_result import RunResult
 
 logger = logging.getLogger(__name__)
 
-# What a file of weights may end in; the first that is there is taken.
+# Endings of weights files; the first one that exists is used.
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where data and weights of a study lie on this machine.
+    """Where the data and weights of a study are on this machine.
 
     Attributes:
-        datasets: Name of a data set of the study -> settings of it, such as its path.
+        datasets: Name of a data set of the study -> its settings, such as its path.
         weights: Folder with a file ``<timm tag>.safetensors`` (or another of ``WEIGHTS_SUFFIXES``) per backbone.
     """
 
@@ -34,14 +34,14 @@ class Places:
     weights: Path | None = None
 
     def weights_file(self, tag: str) -> Path:
-        """Return the file of a backbone: the one that is there, or else the usual one."""
+        """Return the file of a backbone: the one that exists, or else the usual one."""
         assert self.weights is not None
         files = [self.weights / f"{tag}{suffix}" for suffix in WEIGHTS_SUFFIXES]
         return next((file for file in files if file.is_file()), files[0])
 
 
 def check_files(configs: Iterable[RunConfig]) -> None:
-    """Refuse to start where data or weights are not there: hours later would be late.
+    """Refuse to start if data or weights are missing: hours later would be too late.
 
     Raises:
         UsageError: One message for each missing thing.
@@ -66,10 +66,10 @@ def check_files(configs: Iterable[RunConfig]) -> None:
 
 
 def moved_content(finished: Iterable[tuple[Path, RunConfig, RunResult]]) -> list[str]:
-    """Return a problem for each run whose images or weights, looked for in another place now, are others there.
+    """Return a problem for each run whose images or weights, now looked for elsewhere, are different there.
 
     Args:
-        finished: Run directory, configuration as it is asked for now, and result.
+        finished: Run directory, configuration as requested now, and result.
     """
     sha256_of = cache(file_sha256)
 
@@ -96,7 +96,7 @@ def moved_content(finished: Iterable[tuple[Path, RunConfig, RunResult]]) -> list
             )
         if checkpoint is None and stored["backbone"]["checkpoint"] is not None:
             logger.warning(
-                "%s was made with a weights file of its own; not compared with '%s'",
+                "%s was made with its own weights file, which is not compared with '%s'",
                 directory,
                 config.backbone.name,
             )
@@ -107,11 +107,11 @@ def moved_content(finished: Iterable[tuple[Path, RunConfig, RunResult]]) -> list
             try:
                 now = hash_of()
             except (UsageError, OSError) as error:
-                logger.warning("%s: taken as made of %s; not checked: %s", directory, place, error)
+                logger.warning("%s: assumed to be made from %s; not checked: %s", directory, place, error)
                 continue
             if now != recorded:
                 problems.append(
-                    f"{directory} was made with other data than those at {place} now: SHA-256 of {what} is "
+                    f"{directory} was made with data other than those at {place} now: SHA-256 of {what} is "
                     f"{recorded[:12]} there against {now[:12]}. Use another output folder for these data."
                 )
     return problems

@@ -15,7 +15,7 @@ from vbm_ptm.version import __version__
 
 
 def run_result(setup: Setup, trainer: Trainer, *, status: Status, seconds: float) -> RunResult:
-    """Put together what ``result.json`` holds."""
+    """Assemble what ``result.json`` holds."""
     config, benchmark, records = setup.config, setup.benchmark, trainer.records
     scenario = benchmark.scenario
     return RunResult(

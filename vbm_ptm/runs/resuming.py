@@ -33,7 +33,7 @@ def earlier_state(config: RunConfig) -> RunState | None:
     """Return the state that an extension starts from; None for a run that extends no other.
 
     Raises:
-        UsageError: As ``extended_checkpoint``.
+        UsageError: As for ``extended_checkpoint``.
     """
     return None if config.scenario.extends is None else extended_checkpoint(config).state
 
@@ -42,7 +42,7 @@ def extended_checkpoint(config: RunConfig) -> Checkpoint:
     """Return the checkpoint that an extension starts from, in the directory of the run that is extended.
 
     Raises:
-        UsageError: It is not there, or the configuration does not fit to it.
+        UsageError: It does not exist, or the configuration does not fit it.
     """
     scenario = config.scenario
     assert scenario.extends is not None
@@ -64,14 +64,16 @@ def newest_checkpoint(
     """Return the newest checkpoint of the run, verified; None if it has none.
 
     Raises:
-        UsageError: It is damaged or that of another run, or all are.
+        UsageError: It is damaged or belongs to another run, or all do.
     """
     paths = store.newest_first()
     for path in paths:
         try:
             checkpoint = read_checkpoint(path)
             checkpoint.verify()
-            is_own = checkpoint.task_index >= setup.benchmark.first_task  # not of the run that is extended
+            is_own = (
+                checkpoint.task_index >= setup.benchmark.first_task
+            )  # not one of the run that is extended
             if is_own:
                 directory.check_same_run(checkpoint.state.config, setup.config, what=str(path))
             return checkpoint
@@ -92,13 +94,13 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
     Args:
         setup: Holds the fresh learner, and the data as they are now.
         checkpoint: What to restore.
-        is_resumed: Refuse every change of the images; for measuring, other test images are legal and announced.
+        is_resumed: Refuse any change of the images; for measuring, other test images are allowed, with a warning.
 
     Raises:
         UsageError: The classes, the images or the pre-trained weights are not those of the checkpoint.
     """
     if checkpoint.task_index < setup.benchmark.first_task:
-        # From the run that is extended: its images are not needed.
+        # It is from the run that is extended, whose images are not needed.
         restore(setup.learner, checkpoint)
         return
     names = setup.benchmark.scenario.class_names
@@ -117,7 +119,7 @@ def restore_checked(setup: Setup, checkpoint: Checkpoint, *, is_resumed: bool = 
         if is_resumed:
             raise UsageError(f"{change}. Provide the same images, or start a new run in another folder.")
         if datasets.record.held_out != state.held_out:
-            # The learner may have been trained on what is held out now.
+            # The learner may have been trained on images that are held out now.
             raise UsageError(
                 f"{change}. Held out of the training images: {datasets.record.held_out or 'nothing'} now, "
                 f"{state.held_out or 'nothing'} then. Provide the same test images."

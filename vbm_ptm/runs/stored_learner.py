@@ -1,6 +1,6 @@
-"""What a finished task left behind, used again: measured on the test images, or to classify others.
+"""The learner of a finished task, used again: measured on the test images, or classifying other images.
 
-It lies in a run directory, or in a folder that ``vbm_ptm.runs.export`` made of one.
+It is in a run directory, or in a folder that ``vbm_ptm.runs.export`` made from one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def evaluate(
     device: Device | None = None,
     overrides: Sequence[str] = (),
 ) -> AccuracyMatrix:
-    """Return the accuracies alone of what ``measure`` returns; the arguments are the same."""
+    """Return only the accuracies that ``measure`` returns; the arguments are the same."""
     return measure(run_directory, task=task, device=device, overrides=overrides).matrix
 
 
@@ -62,11 +62,11 @@ def measure(
         run_directory: What ``run`` wrote.
         task: Index of the task after which the learner is taken; None for the last finished one.
         device: Where to compute; None for the device of the run.
-        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
+        overrides: Items ``path.to.setting=value`` for what has moved since, such as ``dataset.path``.
 
     Returns:
-        What is said of every image, and a matrix whose last row is the new measurement; the rows before it are gaps,
-        since those learners were not measured.
+        The prediction for every image, and a matrix whose last row is the new measurement; earlier rows are gaps, since
+        those learners were not measured.
     """
     directory = RunDirectory(Path(run_directory))
     config = directory.config(overrides)
@@ -101,7 +101,7 @@ def evaluate_on(
     device: Device | None = None,
     overrides: Sequence[str] = (),
 ) -> AccuracyMatrix:
-    """Return the accuracies alone of what ``measure_on`` returns; the arguments are the same."""
+    """Return only the accuracies that ``measure_on`` returns; the arguments are the same."""
     return measure_on(path, dataset, task=task, device=device, overrides=overrides).matrix
 
 
@@ -120,11 +120,11 @@ def measure_on(
         dataset: As for ``compose``: a folder, a parquet file, a YAML file or a name.
         task: As for ``load``.
         device: As for ``load``.
-        overrides: As for ``load``; what begins with ``dataset.`` is of this data set.
+        overrides: As for ``load``; items that begin with ``dataset.`` apply to this data set.
 
     Returns:
-        What is said of every image, and a matrix with a single cell: among all classes that the learner has seen, and
-        among those of the data set.
+        The prediction for every image, and a matrix with a single cell: among all classes that the learner has seen,
+        and among those of the data set.
 
     Raises:
         UsageError: The learner has not learned a class of that name.
@@ -132,7 +132,7 @@ def measure_on(
     of_dataset = [item for item in overrides if is_within(item.partition("=")[0].strip(), ["dataset"])]
     for item in of_dataset:
         if is_within(item.partition("=")[0].strip(), ["dataset.transforms"]):
-            raise UsageError(f"{item}: images are prepared as the learner was trained with.")
+            raise UsageError(f"{item}: images are prepared as they were for training the learner.")
     stored = load(
         path, task=task, device=device, overrides=[item for item in overrides if item not in of_dataset]
     )
@@ -160,9 +160,9 @@ class Prediction:
 
     Attributes:
         path: The image.
-        class_names: Of the classes.
-        scores: What the learner gives them.
-        probabilities: What a softmax over the scores of all seen classes makes of them; see
+        class_names: Names of the classes.
+        scores: Their scores by the learner.
+        probabilities: Softmax of the scores of all seen classes, for these classes; see
             ``vbm_ptm.engine.evaluator.probabilities``.
     """
 
@@ -177,11 +177,11 @@ class StoredLearner:
     """A learner ready for use.
 
     Attributes:
-        learner: On the accelerator's device.
-        class_names: By class index.
+        learner: The learner, on the accelerator's device.
+        class_names: Names by class index.
         transforms: What images go through.
         accelerator: Device and precision.
-        loading: How many images are classified at once, and who reads them.
+        loading: How many images are classified at once, and which processes read them.
     """
 
     learner: Learner
@@ -214,7 +214,7 @@ def load(
         path: What ``run`` or ``export`` wrote.
         task: Index of the task after which the learner is taken; None for the last finished one.
         device: Where to compute; None for the device of the run, and the best one for an exported learner.
-        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``backbone.checkpoint``.
+        overrides: Items ``path.to.setting=value`` for what has moved since, such as ``backbone.checkpoint``.
 
     Raises:
         UsageError: No learner is stored there, it is damaged, or an exported one is asked for another task.
@@ -267,14 +267,14 @@ def predict(
     Args:
         path: What ``run`` or ``export`` wrote.
         images: Image files.
-        top_k: Classes to name for each image; classes that the learner rules out are never named.
+        top_k: Number of classes to name for each image; classes that the learner rules out are never named.
         task: As for ``load``.
         device: As for ``load``.
         overrides: As for ``load``.
 
     Raises:
         UsageError: No learner is stored there; or, after all other images, some cannot be read.
-        FloatingPointError: A score is not finite, other than -inf for a class that is ruled out.
+        FloatingPointError: A score is not finite, except -inf for a class that is ruled out.
     """
     stored = load(path, task=task, device=device, overrides=overrides)
     accelerator = stored.accelerator
@@ -306,7 +306,7 @@ def predict(
 def _decoded(
     paths: Iterable[Path], problems: list[str], *, draft_size: int | None
 ) -> Iterator[tuple[Path, Image]]:
-    """Yield the images that can be read; say of the others why not."""
+    """Yield the images that can be read; record why the others cannot."""
     for path in paths:
         try:
             yield path, decode_image(path, draft_size=draft_size)

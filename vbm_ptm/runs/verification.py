@@ -1,8 +1,8 @@
-"""Whether a run directory still says what was measured: counts, log, checkpoints and settings against each other.
+"""Whether a run directory still says what was measured, by comparing counts, log, checkpoints and settings.
 
-Three records are made of every task: ``result.json``, a line of ``log.jsonl`` and ``state.json`` of its checkpoint,
-whose files have SHA-256 sums. What was changed in one of them contradicts the others. Somebody who changes all of them
-alike is found out by ``--evaluate`` alone, which measures the stored learner again.
+Every task is recorded three times: in ``result.json``, in a line of ``log.jsonl`` and in ``state.json`` of its
+checkpoint, whose files have SHA-256 sums. A change to one of them contradicts the others. Somebody who changes all of
+them consistently is only found out by measuring the stored learner again (``is_evaluated``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vbm_ptm.storage.locking import is_held
 from vbm_ptm.storage.run_result import RunResult
 from vbm_ptm.storage.summary import summary
 
-# Numbers of one formula on two machines.
+# Tolerance between results of one formula on two machines.
 _TOLERANCE = 1e-9
 
 _BRING_BACK = "restore an intact copy, or train the run again"
@@ -39,16 +39,16 @@ def verify(
     device: Device | None = None,
     overrides: Sequence[str] = (),
 ) -> Findings:
-    """Compare all that a run has left behind; nothing is changed.
+    """Compare everything that a run has left behind, without changing anything.
 
     Args:
         run_directory: What ``run`` wrote.
-        is_evaluated: Measure the newest checkpoint again, which takes the test images and the weights.
+        is_evaluated: Measure the newest checkpoint again, which needs the test images and the weights.
         device: Where to compute; None for the device of the run.
-        overrides: Items ``path.to.setting=value`` of what has moved since, such as ``dataset.path``.
+        overrides: Items ``path.to.setting=value`` for what has moved since, such as ``dataset.path``.
 
     Raises:
-        UsageError: It is not a run directory; or the images or weights for ``is_evaluated`` are not there.
+        UsageError: It is not a run directory; or the images or weights for ``is_evaluated`` are missing.
     """
     directory, findings = RunDirectory(Path(run_directory)), Findings()
     config = directory.config().model_dump(mode="json")
@@ -78,7 +78,7 @@ def verify(
 
 
 def _result(directory: RunDirectory, findings: Findings) -> RunResult | None:
-    """Read the result; what is wrong with it is a finding."""
+    """Read the result; anything wrong with it is a finding."""
     try:
         result = directory.result()
     except UsageError as error:
@@ -95,7 +95,7 @@ def _result(directory: RunDirectory, findings: Findings) -> RunResult | None:
 
 
 def _check_result(result: RunResult, findings: Findings) -> AccuracyMatrix | None:
-    """Count tasks, steps and images, and compute the metrics again; return the matrix, if the counts make one."""
+    """Count tasks, steps and images, and recompute the metrics; return the matrix, if the counts form one."""
     records = result.task_records
     finished = [record.task_index + 1 for record in records]
     planned = range(1, len(result.tasks) + 1 if result.is_finished else len(records) + 1)
@@ -138,16 +138,16 @@ def _check_result(result: RunResult, findings: Findings) -> AccuracyMatrix | Non
         if name in recomputed and not _agrees(stored, recomputed[name]):
             findings.add(
                 f"metrics.{name} of result.json",
-                expected=f"{recomputed[name]}, as the counts give it",
+                expected=f"{recomputed[name]}, computed from the counts",
                 found=stored,
                 remedy="a count or the number was changed: the log and the checkpoints tell which",
             )
-    findings.checked.append(f"{len(recomputed)} metrics, computed from the counts again")
+    findings.checked.append(f"{len(recomputed)} metrics, recomputed from the counts")
     return matrix
 
 
 def _agrees(one: Any, two: Any) -> bool:
-    """Return whether two values, or lists of them, are the same number."""
+    """Return whether two numbers, or lists of numbers, are the same."""
     if isinstance(one, list) and isinstance(two, list):
         return len(one) == len(two) and all(map(_agrees, one, two))
     if isinstance(one, float) and isinstance(two, float):
@@ -156,7 +156,7 @@ def _agrees(one: Any, two: Any) -> bool:
 
 
 def _checkpoints(directory: RunDirectory, findings: Findings) -> list[Checkpoint]:
-    """Return the whole checkpoints after tasks, in order; every damage is a finding."""
+    """Return the intact checkpoints after tasks, in order; any damage is a finding."""
     store = CheckpointStore(directory.path / "checkpoints")
     whole = []
     for index in store.tasks():
@@ -181,7 +181,7 @@ def _checkpoints(directory: RunDirectory, findings: Findings) -> list[Checkpoint
 
 
 def _stored_index(path: Path) -> int | None:
-    """Return the task after which a checkpoint says that it was written; None where that cannot be read."""
+    """Return the task after which a checkpoint says it was written; None if that cannot be read."""
     try:
         return int(json.loads((path / "state.json").read_text(encoding="utf-8"))["task_index"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -189,7 +189,7 @@ def _stored_index(path: Path) -> int | None:
 
 
 def _check_against_result(checkpoints: Sequence[Checkpoint], result: RunResult, findings: Findings) -> None:
-    """Compare what checkpoints say of the run with what its result says."""
+    """Compare what checkpoints say about the run with what its result says."""
     first = result.extends.num_earlier_tasks if result.extends else 0
     swapped = "it belongs to another run, or one of the two was changed: restore the run's own"
     for checkpoint in checkpoints:
@@ -206,7 +206,7 @@ def _check_against_result(checkpoints: Sequence[Checkpoint], result: RunResult, 
                 remedy=swapped,
             )
         if checkpoint.task_index < first:
-            continue  # of the run that is extended, which had data and settings of its own
+            continue  # of the run that is extended, which had its own data and settings
         for what, expected, there in (
             ("class names", result.class_names, state.class_names),
             ("SHA-256 of the split", result.split_sha256, state.split_sha256),
@@ -233,7 +233,7 @@ def _check_against_result(checkpoints: Sequence[Checkpoint], result: RunResult, 
 def _expect_counts(
     name: str, then: Sequence[Any], now: Sequence[Any], findings: Findings, *, remedy: str
 ) -> None:
-    """Compare two matrices of counts cell by cell, by what both have counted."""
+    """Compare two matrices of counts cell by cell, as far as both have counts."""
     findings.expect(f"{name}, rows of counts", expected=len(then), found=len(now), remedy=remedy)
     for after, (one, two) in enumerate(zip(then, now, strict=False)):
         for task, (first, second) in enumerate(zip(one, two, strict=False)):
@@ -247,7 +247,7 @@ def _expect_counts(
 
 
 def _differing_settings(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
-    """Name the settings that two configurations do not share and that decide what a run computes."""
+    """Name the settings that differ between two configurations and that decide what a run computes."""
     free = (*FREE_ON_RESUME, *PLACES)
     named = _named({key: values for key, values in changes(one, two).items() if not is_within(key, free)})
     return named or "the same settings"

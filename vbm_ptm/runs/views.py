@@ -1,4 +1,4 @@
-"""The views of some samples as training draws them: the same sampler, seeds and transforms."""
+"""The views of some samples as training draws them, with the same sampler, seeds and transforms."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from vbm_ptm.runs.resuming import earlier_state
 def draw_views(
     config: RunConfig, *, task: int | None = None, samples_per_class: int = 2, num_classes: int = 10
 ) -> ViewSheet:
-    """Return views of the samples of each class that training on a task sees first, as it draws them.
+    """Return views, as training draws them, of the samples of each class that it sees first in a task.
 
     Args:
-        config: Of the run.
+        config: Configuration of the run.
         task: Index of the task; None for the first one that would be trained.
-        samples_per_class: How many of each class.
-        num_classes: How many of the task's classes.
+        samples_per_class: Number of samples of each class.
+        num_classes: Number of the task's classes.
 
     Raises:
-        UsageError: There is no such task, it trains nothing, or what it trains on is known in training alone.
+        UsageError: There is no such task, it trains nothing, or its training images are only known during training.
     """
     setup = build(config, earlier=earlier_state(config))
     benchmark, recipe = setup.benchmark, build_recipe(config)
@@ -78,21 +78,21 @@ def _check_task(setup: Setup, index: int) -> None:
     learner, num_tasks = setup.learner, len(setup.benchmark.scenario.tasks)
     first = setup.benchmark.first_task
     if not first <= index < num_tasks:
-        raise UsageError(f"there is no task {index + 1} to look at; there are {first + 1} to {num_tasks}.")
+        raise UsageError(f"there is no task {index + 1}; allowed: {first + 1} to {num_tasks}.")
     if not learner.config.trains(index):
         raise UsageError(
             f"learner '{learner.config.name}' takes no training step in task {index + 1}: it sees the images as they "
-            "are evaluated. Take another task or learner."
+            "are evaluated. Choose another task or learner."
         )
     if index > first and learner.rehearsal is not None and learner.rehearsal.mode == "merged":
         raise UsageError(
             f"learner '{learner.config.name}' mixes images of earlier tasks into task {index + 1}, and chooses them in "
-            f"training. Take task {first + 1}."
+            f"training. Choose task {first + 1}."
         )
 
 
 def _visits(sampler: ViewBatchSampler, *, num_steps: int) -> list[list[Visit]]:
-    """Return the visits of each position, over all steps that are trained."""
+    """Return the visits to each position, over all training steps."""
     visits: list[list[Visit]] = [[] for _ in range(sampler.num_samples)]
     task_step = epoch = 0
     while task_step < num_steps:
@@ -108,7 +108,7 @@ def _visits(sampler: ViewBatchSampler, *, num_steps: int) -> list[list[Visit]]:
 def _first_views(
     transforms: ViewTransforms, loader: TrainLoader, visits: Mapping[int, Visit]
 ) -> dict[int, Tensor]:
-    """Load the steps of visits as training does; return the views (V,C,H,W) of each row."""
+    """Load the steps of visits as training does, and return the views (V,C,H,W) of each row."""
     found: dict[int, Tensor] = {}
     for epoch, step in sorted({visit[:2] for visit in visits.values()}):
         loader.set_epoch(epoch, start_step=step)

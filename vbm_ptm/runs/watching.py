@@ -1,4 +1,4 @@
-"""Following a run from outside: its log says how far it is, its lock whether anybody works on it."""
+"""Following a run from outside: its log says how far it is, its lock whether a process is working on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vbm_ptm.report.run_progress import RunProgress
 from vbm_ptm.storage.locking import is_held
 from vbm_ptm.storage.log_reader import LogReader
 
-# Seconds without a new line after which it is asked whether the process lives, and over which a rate is taken.
+# Seconds without a new line after which to ask whether the process is alive, and over which to take a rate.
 _QUIET = 10.0
 _WINDOW = 60.0
 
@@ -25,11 +25,11 @@ _GO_ON = "It can be resumed"
 
 
 class RunWatcher:
-    """Looks at a run again and again.
+    """Looks at a run repeatedly.
 
     Args:
-        path: The run directory, which need not be there yet.
-        clock: Seconds since the epoch, as files have them.
+        path: The run directory, which need not exist yet.
+        clock: Returns seconds since the epoch, like the times of files.
 
     Raises:
         UsageError: The path is something other than a run.
@@ -46,10 +46,10 @@ class RunWatcher:
         self._check()
 
     def look(self, *, is_thorough: bool = False) -> Snapshot:
-        """Read what is new; say how far the run is and whether it moves.
+        """Read what is new; return how far the run is and whether it is progressing.
 
         Args:
-            is_thorough: Ask whether its process lives even if the log has just grown.
+            is_thorough: Ask whether its process is alive even if the log has just grown.
 
         Raises:
             UsageError: What is there now is not a run.
@@ -98,7 +98,7 @@ class RunWatcher:
             self._observed.popleft()
 
     def _rate(self) -> float | None:
-        """Return the images a second since the watch began, or over the last minute; None where nothing was seen."""
+        """Return the images per second since watching began, or over the last minute; None if nothing was seen."""
         (began, before), (ended, after) = self._observed[0], self._observed[-1]
         return (after - before) / (ended - began) if after > before and ended > began else None
 
@@ -126,7 +126,7 @@ class RunWatcher:
                 how = "was stopped and has saved itself" if status == "interrupted" else "ended with an error"
                 return ("stopped" if status == "interrupted" else "failed"), f"The run {how}. {_GO_ON}."
             return "dead", (
-                f"No process is working on it: process {_holder(lock)} has ended without a result within the "
+                f"No process is working on it: process {_holder(lock)} ended without a result within the "
                 f"last {duration(quiet)} (killed, out of memory, power cut). {_GO_ON}."
             )
         if quiet is None:
@@ -145,7 +145,7 @@ class RunWatcher:
 
 
 def _title(path: Path) -> str:
-    """Return the directory with what its configuration says of the run, as far as it can be read."""
+    """Return the directory, with what its configuration says about the run, as far as it can be read."""
     try:
         config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         learner, dataset = config["learner"]["name"], config["dataset"]["name"]
@@ -166,6 +166,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _holder(lock: Path) -> str:
     try:
-        return lock.read_text().strip() or "(number not known)"
+        return lock.read_text().strip() or "(number unknown)"
     except OSError:
-        return "(number not known)"
+        return "(number unknown)"
