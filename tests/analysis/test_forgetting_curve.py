@@ -70,9 +70,9 @@ def test_fit__the_spacing_effect_of_four_intervals() -> None:
     ("time", "retention", "problem"),
     [
         ([0, 1, 2], [90, 80, 75], "3 different times are too few for 3 parameters"),
-        (TIMES, 60 + np.random.default_rng(0).normal(0, 3, len(TIMES)), "edge|wider|identified"),
-        (np.arange(8.0), 80 - 0.5 * np.arange(8.0), "identified|edge|wider"),
-        (np.arange(5.0), [90, 40, 85, 30, 70], "wider|identified|edge"),
+        (TIMES, 60 + np.random.default_rng(0).normal(0, 3, len(TIMES)), "limit|wider|identified"),
+        (np.arange(8.0), 80 - 0.5 * np.arange(8.0), "identified|limit|wider"),
+        (np.arange(5.0), [90, 40, 85, 30, 70], "wider|identified|limit"),
     ],
 )
 def test_fit__says_when_the_data_cannot_decide(time: object, retention: object, problem: str) -> None:

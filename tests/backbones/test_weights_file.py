@@ -99,10 +99,10 @@ def test_check_finite__refuses_matrices_of_zeros_alone() -> None:
     nn.init.zeros_(model[0].weight)
     check_finite(model, Path("w.pth"))
     nn.init.zeros_(model[1].weight)
-    with pytest.raises(UsageError, match=r"'w\.pth' holds zeros alone"):
+    with pytest.raises(UsageError, match=r"'w\.pth' holds only zeros"):
         check_finite(model, Path("w.pth"))
     nn.init.constant_(model[1].weight, 0.5)
-    with pytest.raises(UsageError, match="holds one value alone in every matrix"):
+    with pytest.raises(UsageError, match="holds a single value in every matrix"):
         check_finite(model, Path("w.pth"))
 
 

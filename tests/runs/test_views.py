@@ -102,7 +102,7 @@ def test_draw_views__stops_where_training_stops(toy_tree: Callable[..., Tree]) -
 @pytest.mark.parametrize(
     ("learner", "task", "message"),
     [
-        ("linear_probe", 3, "there are 1 to 3"),
+        ("linear_probe", 3, "allowed: 1 to 3"),
         ("nearest_mean", 0, "no training step"),
         ("icarl", 1, "Choose task 1"),
     ],

@@ -115,4 +115,4 @@ def test_write__goes_on_where_a_directory_cannot_be_opened(
     write_directory(tmp_path / "folder", {"a": b"new"})
     assert (tmp_path / "file").read_bytes() == (tmp_path / "folder" / "a").read_bytes() == b"new"
     (message,) = [record.getMessage() for record in caplog.records]
-    assert f"cannot force a directory to the disk ({os.strerror(errno.EACCES)})" in message
+    assert f"cannot force a directory to disk ({os.strerror(errno.EACCES)})" in message

@@ -49,7 +49,7 @@ def check_weights_file(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(STAND_IN_BYTES)
     if not start:
-        raise UsageError(f"backbone.checkpoint '{path}' is empty: fetch the file again.")
+        raise UsageError(f"backbone.checkpoint '{path}' is empty and cannot be read: fetch the file again.")
     stand_in = describe_stand_in(start)
     if stand_in:
         raise UsageError(f"backbone.checkpoint '{path}' is {stand_in}.")
@@ -212,7 +212,7 @@ def check_finite(model: nn.Module, path: Path) -> None:
         what = (
             "a single value in every matrix"
             if any(bool(tensor.any()) for tensor in matrices)
-            else "zeros alone"
+            else "only zeros"
         )
         raise UsageError(f"weights file '{path}' holds {what}: it was written before it was filled.")
     broken = [
