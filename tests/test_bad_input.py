@@ -171,7 +171,7 @@ def test_study__refuses_a_wrong_file(tmp_path: Path, refused: Say) -> None:
     file.write_text("dataset: digits\nruns: [{learner: slca, setings: {}}]\n")
     said = refused("study", str(file))
     assert (
-        "study: unknown setting in runs.0 'setings'. Did you mean 'settings'? Allowed: dataset, grid, learner, name,"
+        "study: unknown setting 'setings' in runs.0. Did you mean 'settings'? Allowed: dataset, grid, learner, name,"
         in said
     )
     file.write_text("dataset: digits\nruns: [{learner: slca}, {learner: slca}]\n")

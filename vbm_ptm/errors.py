@@ -180,16 +180,17 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> str:
+def unknown_name(kind: str, given: str, allowed: Iterable[str], *, where: str = "") -> str:
     """Word the message for a name that is not among the allowed ones.
 
     Args:
         kind: What is named, e.g. "learner".
         given: The name that was given.
         allowed: All names that would have been right.
+        where: Added behind the name, e.g. " of learner 'slca'".
     """
     names = sorted(allowed)
-    return f"unknown {kind} '{given}'.{did_you_mean(given, names)} Allowed: {', '.join(names) or '(none)'}."
+    return f"unknown {kind} '{given}'{where}.{did_you_mean(given, names)} Allowed: {', '.join(names) or '(none)'}."
 
 
 def some_lines(lines: Sequence[str], *, limit: int = 10) -> str:

@@ -276,6 +276,12 @@ def test_explain_setting__names_value_source_and_meaning() -> None:
     assert all(path.startswith("view_batch.") for path in below)
     with pytest.raises(UsageError, match=r"Did you mean 'view_batch\.num_views'\?"):
         explain_setting("view_batch.num_view", compose(**sources))
+    with pytest.raises(UsageError) as raised:
+        explain_setting("optimisation", compose(**sources))
+    assert str(raised.value) == (
+        "unknown setting 'optimisation'. Did you mean 'optimization'? Allowed: backbone, checkpoint, data, dataset, "
+        "device, learner, objective, optimization, preset, scenario, seed, trainer, view_batch."
+    )
 
 
 def test_survey__a_parameter_without_a_group_is_a_fault(

@@ -19,6 +19,7 @@ from vbm_ptm.config.tree import (
     as_text,
     change_lines,
     changes,
+    find_config,
     is_within,
     list_configs,
     read_yaml,
@@ -223,7 +224,24 @@ def test_compose__reports_every_wrong_name_and_item_at_once(tmp_path: Path) -> N
 
 def test_compose__names_the_nearest_preset() -> None:
     (problem,) = problems_of(dataset="digits", learner="slca", preset="ofical")
-    assert "Did you mean 'official'? Allowed: embedded, none, official, paper." in problem
+    assert problem == (
+        "unknown preset 'ofical' of learner 'slca'. Did you mean 'official'? Allowed: embedded, none, official, paper."
+    )
+
+
+def test_find_config__names_the_files_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(UsageError) as raised:
+        find_config(str(tmp_path / "min"))
+    mine = tmp_path / "mine.yaml"
+    assert str(raised.value).endswith(f"min.yaml'. Did you mean '{mine}'? Allowed: {mine}.")
+    with pytest.raises(UsageError, match=r"Did you mean 'studies/digits\.yaml'") as raised:
+        find_config("studies/digit")
+    assert "learners/" not in str(raised.value)
+    with pytest.raises(
+        UsageError, match=r"Did you mean 'quickstart\.yaml'\? Allowed: datasets/caltech100\.yaml, "
+    ):
+        find_config("quick_start")
 
 
 def test_validate__reports_every_wrong_setting_at_once() -> None:
@@ -252,7 +270,7 @@ def test_validate__reports_every_wrong_setting_at_once() -> None:
         assert "[" not in about[0].partition(":")[0], item
     by_item = {line.rpartition("(from override ")[2].rstrip(")"): line for line in found}
     assert by_item[wrong[0]].startswith(
-        "unknown setting in optimization 'epoch'. Did you mean 'epochs'? Allowed: "
+        "unknown setting 'epoch' in optimization. Did you mean 'epochs'? Allowed: "
     )
     assert by_item[wrong[1]].startswith("unknown setting 'optimisation'. Did you mean 'optimization'?")
     assert "There is optimization.batch_size" in by_item[wrong[2]]

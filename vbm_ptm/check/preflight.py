@@ -23,7 +23,7 @@ from vbm_ptm.data.reading.table_copies import copies_bytes
 from vbm_ptm.data.record import SplitRecord
 from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.parameters import parameter_counts
-from vbm_ptm.errors import UsageError, some_names, unknown_name
+from vbm_ptm.errors import UsageError, did_you_mean, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.replay import cells_of, trained_classes
 from vbm_ptm.runs.banner import describe_step, describe_view_batch
@@ -116,7 +116,12 @@ def explain_setting(key: str, composed: ComposedConfig) -> dict[str, ExplainedSe
     known = dict(leaves(config.model_dump(mode="json")))
     chosen = {path: value for path, value in known.items() if path == key or path.startswith(f"{key}.")}
     if not chosen:
-        raise UsageError(unknown_name("setting", key, known))
+        sections = {path.partition(".")[0] for path in known}
+        inside = [path for path in known if path.startswith(key.partition(".")[0] + ".")]
+        raise UsageError(
+            f"unknown setting '{key}'.{did_you_mean(key, (*sections, *known))} "
+            f"Allowed: {', '.join(sorted(inside or sections))}."
+        )
     meanings = {setting.path: setting.meaning for setting in settings_of(type(config))}
     return {
         path: ExplainedSetting(value, composed.origin(path) or "the default", meanings.get(path, ""))

@@ -32,10 +32,10 @@ def _problem_message(model: type[BaseModel], problem: Any, origin: Callable[[str
     if problem["type"] == "extra_forbidden":
         *parents, given = problem["loc"]
         section = ".".join(map(str, parents))
-        kind = f"setting{f' in {section}' if section else ''}"
+        where = f" in {section}" if section else ""
         elsewhere = [known for known in setting_paths(model) if known.rpartition(".")[2] == given]
         hint = f" There is {' and '.join(elsewhere)}." if elsewhere else ""
-        return f"{unknown_name(kind, str(given), _fields(model, parents))}{hint}{source}"
+        return f"{unknown_name('setting', str(given), _fields(model, parents), where=where)}{hint}{source}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return f"{path}: {message}{source}" if path else message

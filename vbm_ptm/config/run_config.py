@@ -414,7 +414,8 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     if chosen == "none":
         return
     if chosen not in presets:
-        raise UsageError(unknown_name(f"preset of learner '{learner}'", chosen, [*presets, "none"]))
+        where = f" of learner '{learner}'"
+        raise UsageError(unknown_name("preset", chosen, [*presets, "none"], where=where))
     settings = dict(presets[chosen])
     per_dataset = _mapping(settings.pop("datasets", {}), f"{file}: presets.{chosen}.datasets")
     composed.merge(settings, f"{file}, preset {chosen}")

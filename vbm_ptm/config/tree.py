@@ -43,8 +43,10 @@ def find_config(name: str, *, is_optional: bool = False) -> Path | None:
             return candidate
     if is_optional:
         return None
-    known = [str(file) for root in CONFIG_FOLDERS for file in root.rglob("*.yaml")]
-    raise UsageError(unknown_name("configuration file", names[0], known))
+    folder = Path(names[0]).parent
+    beside = {str(folder / file.name) for root in roots for file in (root / folder).glob("*.yaml")}
+    known = {str(file.relative_to(root)) for root in CONFIG_FOLDERS for file in root.rglob("*.yaml")}
+    raise UsageError(unknown_name("configuration file", names[0], (folder.name and beside) or known))
 
 
 def read_yaml(file: Path | None) -> Tree:
