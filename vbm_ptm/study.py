@@ -65,7 +65,8 @@ class PlannedRun:
         return self.config.seed, self.config.scenario.class_order_seed
 
     def __str__(self) -> str:
-        return f"{self.label}, seeds {self.seeds}, in {self.output}"
+        seed, order = self.seeds
+        return f"{self.label}, seed {seed}, class-order seed {order}, in {self.output}"
 
     def missing(self, problem: str | None = None) -> Missing:
         """Return what names the run where it is not finished, or failed with a problem."""

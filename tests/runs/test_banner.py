@@ -23,5 +23,5 @@ def test_banner__says_how_to_get_the_baseline(toy_tree: Callable[..., Tree]) -> 
     tree["scenario"] = {"task_sizes": [5, 4, 3]}
     lines = "\n".join(banner(build(compose(tree=tree).validate()), build_accelerator(device="cpu")))
     assert "view batch: 1 view (the plain baseline), from Python" in lines
-    assert "a step has 8 images = 8 groups x 1 views" in lines
+    assert "a step has 8 images\n" in lines
     assert "12 classes in 3 tasks of 5, 4, 3" in lines

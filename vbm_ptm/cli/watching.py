@@ -30,10 +30,10 @@ def watch(
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Follow a run in the terminal by its log, also a run of another process or one that has not begun.
+    """Follow a run in the terminal by its log, even a run of another process or one that has not begun.
 
-    The exit code is 0 when the run is finished and 1 when no process works on it any more. Ctrl-C ends the watch, not
-    the run.
+    The exit code is 0 when the run is finished and 1 when no process works on it any more.
+    Ctrl-C ends the watch, not the run.
     """
     from vbm_ptm.cli.printing import stdout
     from vbm_ptm.runs.watching import RunWatcher

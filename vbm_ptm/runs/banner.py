@@ -53,6 +53,8 @@ def _on_ranks(num_groups: int, num_views: int, accelerator: Accelerator) -> str:
     fewest, most = num_groups // num_ranks, -(-num_groups // num_ranks)
     groups = str(most) if most == fewest else f"{fewest} or {most}"
     images = str(most * num_views) if most == fewest else f"{fewest * num_views} or {most * num_views}"
+    if num_views == 1:
+        return f"{line}; of a step each rank has {images} images"
     return f"{line}; of a step each rank has {images} images = {groups} groups x {num_views} views"
 
 
@@ -81,6 +83,8 @@ def describe_step(config: RunConfig) -> str:
     batch_size, num_views = config.optimization.batch_size, config.view_batch.views_per_group
     if _is_mixed(config):
         return f"{batch_size} images, of current samples and exemplars in proportion to their numbers"
+    if num_views == 1:
+        return f"{batch_size} images"
     return f"{batch_size} images = {batch_size // num_views} groups x {num_views} views"
 
 
