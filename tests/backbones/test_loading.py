@@ -371,6 +371,7 @@ class TestNames:
     def test_load_vit__warns_of_a_bare_name(
         self, vit: VisionTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
+        caplog.set_level(logging.WARNING)
         path = write(tmp_path / "weights.pth", vit.state_dict())
         load_vit(NAME, path)
         assert not caplog.records

@@ -168,7 +168,7 @@ class TestViewBatchSampler:
             ViewBatchSampler(100, 10, 4, 0)
 
     def test_sampler__refuses_a_task_without_images(self) -> None:
-        with pytest.raises(UsageError, match="task 3 has no training images"):
+        with pytest.raises(UsageError, match="task 4 has no training images"):
             ViewBatchSampler(0, 8, 4, 0, 3)
 
 

@@ -166,7 +166,7 @@ class TestOutput:
             return output._replace(logits=output.logits[:, :1], columns=output.columns[:1])
 
         said = refuse(change=first_only)
-        assert re.search(r"no column for 'class \d', class index 1, of task 0", said)
+        assert re.search(r"no column for 'class \d', class index 1, of task 1", said)
 
     def test_check__compares_the_shape_of_logits(self, refuse: Refuse) -> None:
         said = refuse(change=lambda _, output: output._replace(logits=output.logits[:, :1]))
@@ -194,7 +194,7 @@ class TestOutput:
         said = refuse(kind=FloatingPointError, change=ruled_out)
         first = benchmark_of_three.scenario.class_names[0]
         newest = benchmark_of_three.scenario.class_names[benchmark_of_three.scenario.tasks[1].new_classes[0]]
-        assert "first forward of task 1" in said
+        assert "first forward of task 2" in said
         assert f"'{first}'" in said
         assert f"'{newest}'" not in said
         assert "learning_rate" not in said
@@ -212,7 +212,7 @@ class TestEndOfTask:
     @pytest.mark.parametrize(
         ("steepness", "where"),
         [
-            (1e10, r"after training on task 0, .*'heads\.tasks\.0\.weight'"),
+            (1e10, r"after training on task 1, .*'heads\.tasks\.0\.weight'"),
             (
                 1.0,
                 r"the scores of \d+ test images are NaN or infinite: 'test/",
@@ -244,7 +244,7 @@ class TestEndOfTask:
                 {"mean": torch.tensor([1.0, torch.nan])}
             )
 
-        with pytest.raises(FloatingPointError, match=r"after the end of task 0, .*'statistics\.0\.mean'"):
+        with pytest.raises(FloatingPointError, match=r"after the end of task 1, .*'statistics\.0\.mean'"):
             new_run(own(end=end), benchmark_of_three).trainer.fit()
 
     def test_fit__stops_where_statistics_of_an_earlier_task_change(
@@ -256,7 +256,7 @@ class TestEndOfTask:
             learner.statistics[str(learner.task.index)] = TaskStatistics({"mean": torch.zeros(2)})
 
         run = new_run(own(end=end), benchmark_of_three)
-        with pytest.raises(TrainingError, match=r"end of task 1 has changed .*'statistics\.0\.mean'"):
+        with pytest.raises(TrainingError, match=r"end of task 2 has changed .*'statistics\.0\.mean'"):
             run.trainer.fit()
         assert run.store.tasks() == [0]
 

@@ -128,7 +128,7 @@ def test_features__that_are_not_finite_stop_the_run(learner: Learner, benchmark_
     with torch.no_grad():
         learner.backbone.vit.norm.bias[0] = torch.nan
     num_images = len(benchmark_shuffled.training_rows(benchmark_shuffled.scenario.tasks[1]))
-    with pytest.raises(FloatingPointError, match=f"task 1 the features of {num_images} training images"):
+    with pytest.raises(FloatingPointError, match=f"task 2 the features of {num_images} training images"):
         features_of(learner, benchmark_shuffled)()
 
 
@@ -166,5 +166,5 @@ def test_sum__is_that_over_all_images_of_the_task_in_float64(
 
 def test_sum__that_is_not_finite_stops_the_run(learner: Learner, benchmark_shuffled: Benchmark) -> None:
     features = features_of(learner, benchmark_shuffled)
-    with pytest.raises(FloatingPointError, match=r"task 1 sums .* \(broken\)"):
+    with pytest.raises(FloatingPointError, match=r"task 2 sums .* \(broken\)"):
         features.sum(lambda images: {"fine": images.sum(), "broken": images.sum() * torch.inf})

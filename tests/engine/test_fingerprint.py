@@ -25,7 +25,7 @@ def test_task_fingerprints__find_what_may_not_change(
     prints.check_training()
     frozen, trained = prints.frozen_sha256, prints.trained_sha256
     prints.check_resumed(frozen)
-    with pytest.raises(TrainingError, match="not those that task 1 began with"):
+    with pytest.raises(TrainingError, match="not those that task 2 began with"):
         prints.check_resumed(frozen[::-1])
     with torch.no_grad():
         learner.heads.tasks[1].weight.add_(1)  # the task's own
@@ -36,7 +36,7 @@ def test_task_fingerprints__find_what_may_not_change(
         learner.heads.tasks[0].weight[0, 0] += 1e-6
         learner.backbone.vit.cls_token.neg_()
     names = r"'backbone\.vit\.cls_token', 'heads\.tasks\.0\.weight'"
-    with pytest.raises(TrainingError, match=rf"on task 1 has changed 2 of \d+ frozen parameters: {names}"):
+    with pytest.raises(TrainingError, match=rf"on task 2 has changed 2 of \d+ frozen parameters: {names}"):
         prints.check_training()
 
 
@@ -67,6 +67,6 @@ def test_fit__stops_where_a_learner_writes_into_its_frozen_backbone(
 
     learner.register_forward_pre_hook(meddle)
     run = new_run(learner, benchmark_of_three)
-    with pytest.raises(TrainingError, match=r"task 1 has changed 1 of .*: 'backbone\.vit\.cls_token'"):
+    with pytest.raises(TrainingError, match=r"task 2 has changed 1 of .*: 'backbone\.vit\.cls_token'"):
         run.trainer.fit()
     assert len(run.trainer.records) == 1

@@ -326,7 +326,7 @@ def _drift(rank: int, new_run: Callable[..., Any], learner: Learner, data: Bench
 
     learner.register_forward_pre_hook(meddle)
     run = new_run(learner, data, name=f"rank {rank}")
-    expected = r"after training on task 1 rank 1 differs from rank 0 in 'heads\.tasks\.1\.bias'\."
+    expected = r"after training on task 2 rank 1 differs from rank 0 in 'heads\.tasks\.1\.bias'\."
     with pytest.raises(TrainingError, match=expected):
         run.trainer.fit()
     assert len(run.trainer.records) == 1
@@ -347,7 +347,7 @@ def _begin_differently(rank: int, new_run: Callable[..., Any], learner: Learner,
         with torch.no_grad():
             learner.backbone.vit.cls_token.add_(1e-3)
     run = new_run(learner, data, name=f"rank {rank}")
-    expected = r"at the beginning of task 0 rank 1 differs from rank 0 in 'backbone\.vit\.cls_token'"
+    expected = r"at the beginning of task 1 rank 1 differs from rank 0 in 'backbone\.vit\.cls_token'"
     with pytest.raises(TrainingError, match=expected):
         run.trainer.fit()
 
@@ -438,7 +438,7 @@ def _spoil_the_end(rank: int, new_run: Callable[..., Any], learner: Learner, dat
         run.trainer.fit()
         return {name: tensor.clone() for name, tensor in own.state_dict().items()}
 
-    with pytest.raises(FloatingPointError, match="after the end of task 1"):
+    with pytest.raises(FloatingPointError, match="after the end of task 2"):
         fit(0, float("nan"), of_task=1)
     with pytest.raises(TrainingError, match="what earlier tasks left behind"):
         fit(0, 0.1, of_task=0)
@@ -462,7 +462,7 @@ def _lose_a_logit(rank: int, new_run: Callable[..., Any], learner: Learner, data
     learner.register_forward_hook(
         lambda _module, _inputs, output: output._replace(logits=output.logits / (1 - rank))
     )
-    with pytest.raises(FloatingPointError, match="first forward of task 0"):
+    with pytest.raises(FloatingPointError, match="first forward of task 1"):
         new_run(learner, data, name=f"rank {rank}").trainer.fit()
 
 

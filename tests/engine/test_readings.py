@@ -36,7 +36,7 @@ def test_read__names_the_first_step_that_is_not_finite(
     for step in range(5):
         add(readings, step, *((loss, norm) if step >= 3 else (0.5, 1.0)))
     with pytest.raises(
-        FloatingPointError, match=rf"the {what} is not .* task 2, epoch 0, step 3: .* 3, 73\."
+        FloatingPointError, match=rf"the {what} is not .* task 3, epoch 1, step 4: .* 3, 73\."
     ):
         readings.read()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

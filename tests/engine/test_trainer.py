@@ -221,7 +221,7 @@ class TestCounts:
         assert [len(row) for row in run.trainer.matrix.rows] == [1, 2, 3]
 
     @pytest.mark.parametrize(
-        ("name", "expected"), [("linear_probe", ["task 1 has one class"]), ("nearest_mean", [])]
+        ("name", "expected"), [("linear_probe", ["task 2 has one class"]), ("nearest_mean", [])]
     )
     def test_fit__says_that_a_task_of_one_class_has_nothing_to_tell_apart(
         self,
@@ -559,7 +559,7 @@ class TestStopping:
         run = new_run(learner, benchmark_of_three, epochs=3, log_every=100)
         with pytest.raises(
             FloatingPointError,
-            match=r"the loss is not .* task 1, epoch 1, step 0: loss nan.*Finished tasks are saved",
+            match=r"the loss is not .* task 2, epoch 2, step 1: loss nan.*Finished tasks are saved",
         ):
             run.trainer.fit()
         assert run.store.tasks() == [0]
@@ -582,7 +582,7 @@ class TestStopping:
 
         learner.forward = poisoned
         run = new_run(learner, benchmark_of_three, log_every=100)
-        message = r"the gradient is not finite in task 1, epoch 0, step 1: loss \d.*gradient_norm nan.*rows\) (.*)\. F"
+        message = r"the gradient is not finite in task 2, epoch 1, step 2: loss \d.*gradient_norm nan.*rows\) (.*)\. F"
         with pytest.raises(FloatingPointError, match=message) as caught:
             run.trainer.fit()
         rows = re.search(message, str(caught.value)).group(1)

@@ -421,7 +421,7 @@ def test_slca__covariances_of_three_kinds(
 def test_task_notes__tell_of_normalised_logits_with_one_class_a_task() -> None:
     one, two = Task(3, (6,), (6,), 7), Task(3, (6, 7), (6, 7), 8)
     (note,) = SLCAConfig().task_notes(one)
-    assert note.startswith("task 3 adds one class")
+    assert note.startswith("task 4 adds one class")
     assert "logit_normalization_temperature" in note
     assert SLCAConfig().task_notes(two) == []
     assert SLCAConfig(logit_normalization_temperature=None).task_notes(one) == []

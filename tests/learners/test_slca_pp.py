@@ -144,6 +144,6 @@ def test_slca_pp__loss_is_the_symmetric_cross_entropy(build: Build, plain: float
 def test_task_notes__tell_of_normalised_logits_with_one_class_a_task() -> None:
     one, two = Task(3, (6,), (6,), 7), Task(3, (6, 7), (6, 7), 8)
     (note,) = SLCAPlusPlusConfig().task_notes(one)
-    assert note.startswith("task 3 adds one class")
+    assert note.startswith("task 4 adds one class")
     assert SLCAPlusPlusConfig().task_notes(two) == []
     assert SLCAPlusPlusConfig(logit_normalization_temperature=1).task_notes(one) == []

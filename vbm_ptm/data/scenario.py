@@ -72,7 +72,9 @@ class Scenario:
         if task.domain is None:
             return np.flatnonzero(np.isin(class_indices, task.classes))
         if domains is None:
-            raise UsageError(f"task {task.index} is domain '{task.domain}', but this split names no domains")
+            raise UsageError(
+                f"task {task.index + 1} is domain '{task.domain}', but this split names no domains"
+            )
         return np.flatnonzero((domains == task.domain) & (class_indices < task.num_seen_classes))
 
     def seen_after(self, task_index: int) -> tuple[Task, ...]:

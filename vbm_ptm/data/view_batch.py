@@ -64,7 +64,7 @@ class ViewBatchSampler:
     ) -> None:
         check_batch_arithmetic(batch_size, num_views)
         if num_samples < 1:
-            raise UsageError(f"task {task_index} has no training images")
+            raise UsageError(f"task {task_index + 1} has no training images")
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.num_views = effective_views(num_samples, num_views)

@@ -18,7 +18,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner, LearnerOutput
 
-# What the objective and the log call their own values.
+# Names that the objective and the log use for their own values.
 RESERVED_TERMS = frozenset(
     {"loss", "cross_entropy", "supervised", "consistency", "accuracy", "gradient_norm"}
     | {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
@@ -40,7 +40,7 @@ def check_parameters(learner: Learner) -> None:
     counts = Counter(id(parameter) for _, parameter in grouped)
     names = Counter(group.name for group in groups)
     parameter_faults = {
-        "trainable but in no group, and so never updated; add to a group, or freeze by requires_grad_(False)": [
+        "trainable but in no group, and so never updated; add it to a group, or freeze it by requires_grad_(False)": [
             name
             for name, parameter in learner.named_parameters()
             if parameter.requires_grad and id(parameter) not in counts
@@ -48,7 +48,7 @@ def check_parameters(learner: Learner) -> None:
         "in more than one group, or in one twice": [
             name_of.get(key, "?") for key, count in counts.items() if count > 1
         ],
-        "in a group but frozen, and so not updated; leave out of the group": [
+        "in a group but frozen, and so not updated; leave it out of the group": [
             name_of.get(id(parameter), "?") for _, parameter in grouped if not parameter.requires_grad
         ],
         "one parameter under several names, which no checkpoint can hold; register it once": [
@@ -64,7 +64,7 @@ def check_parameters(learner: Learner) -> None:
         "more than one group of that name": [name for name, count in names.items() if count > 1],
     }
     problems = [
-        f"learner '{learner.config.name}', task {learner.task.index}, parameter_groups(): "
+        f"learner '{learner.config.name}', task {learner.task.index + 1}, parameter_groups(): "
         f"{_named(kind, dict.fromkeys(found))}: {fault}."
         for kind, faults in (("parameter", parameter_faults), ("group", group_faults))
         for fault, found in faults.items()
@@ -88,8 +88,8 @@ def check_terms(names: Iterable[str]) -> None:
     taken = sorted(RESERVED_TERMS.intersection(names))
     if taken:
         raise UsageError(
-            f"LearnerOutput.auxiliary has the {_named('term', taken)}, called like the objective's and the log's "
-            f"own values ({', '.join(sorted(RESERVED_TERMS))}); choose other names."
+            f"LearnerOutput.auxiliary has the {_named('term', taken)}, a name of the objective or the log; choose "
+            f"another one. Reserved: {', '.join(sorted(RESERVED_TERMS))}."
         )
 
 
@@ -134,8 +134,8 @@ def check_output(
     if missing:
         raise UsageError(
             f"LearnerOutput.columns has no column for {some_names(missing)}, class index "
-            f"{', '.join(str(index) for index in task.classes if index not in columns)}, of task {task.index}: images "
-            f"of these classes would have no loss. The columns are {columns}."
+            f"{', '.join(str(index) for index in task.classes if index not in columns)}, of task {task.index + 1}: "
+            f"images of these classes would have no loss. The columns are {columns}."
         )
     _check_values(output, columns=columns, task=task, class_names=class_names, accelerator=accelerator)
 
@@ -164,7 +164,7 @@ def _check_values(
     what += [f"the auxiliary {_named('term', in_terms)}"] if in_terms else []
     if what:
         raise FloatingPointError(
-            f"in the first forward of task {task.index}, before any step, not finite: {' and '.join(what)}. Leave "
+            f"in the first forward of task {task.index + 1}, before any step, not finite: {' and '.join(what)}. Leave "
             "classes that must not compete out of the columns instead of setting them to -inf."
         )
 

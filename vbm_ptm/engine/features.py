@@ -58,7 +58,7 @@ class TaskFeatures:
         if not bool(features.isfinite().all()):
             broken = sample_ids[~features.isfinite().all(dim=1)].tolist()
             raise FloatingPointError(
-                f"after task {self.task.index} the features of {len(broken)} training images are not finite (rows "
+                f"after task {self.task.index + 1} the features of {len(broken)} training images are not finite (rows "
                 f"{', '.join(map(str, broken[:10]))}): the weights have diverged. Finished tasks are saved; lower "
                 "optimization.learning_rate."
             )
@@ -87,7 +87,7 @@ class TaskFeatures:
         broken = [name for name, total in totals.items() if not bool(total.isfinite().all())]
         if broken:
             raise FloatingPointError(
-                f"in task {self.task.index} sums over the training images are not finite ({', '.join(broken)}): the "
+                f"in task {self.task.index + 1} sums over the training images are not finite ({', '.join(broken)}): the "
                 "weights have diverged. Finished tasks are saved; lower optimization.learning_rate."
             )
         return totals

@@ -67,7 +67,7 @@ class TaskFingerprints:
         """
         if frozen_sha256 != self.frozen_sha256:
             raise TrainingError(
-                f"the frozen parameters are not those that task {self._task_index} began with: training changed them "
+                f"the frozen parameters are not those that task {self._task_index + 1} began with: training changed them "
                 "before the run was stopped. Correct the learner and start a new run in another folder."
             )
 
@@ -82,13 +82,13 @@ class TaskFingerprints:
         changed = [name for name, before in self._before.items() if now[name] != before]
         if changed:
             raise TrainingError(
-                f"training on task {self._task_index} has changed {len(changed)} of {len(now)} frozen parameters: "
+                f"training on task {self._task_index + 1} has changed {len(changed)} of {len(now)} frozen parameters: "
                 f"{some_names(changed, limit=5)}. The learner writes into them; requires_grad alone does not prevent "
                 "that."
             )
         self._after = fingerprints(self._trained)
         self._compare_ranks(self._after, "after training on")
-        check_finite(self._trained, when=f"after training on task {self._task_index}")
+        check_finite(self._trained, when=f"after training on task {self._task_index + 1}")
 
     def check_end(self) -> None:
         """Raise if ranks differ in the tensors that ``end_task`` has made, or if it changed what it must not.
@@ -101,13 +101,13 @@ class TaskFingerprints:
         made = {name: tensor for name, tensor in state.items() if name not in self._frozen | self._trained}
         self._after |= fingerprints(made)
         self._compare_ranks(self._after, "after the end of")
-        check_finite(made, when=f"after the end of task {self._task_index}")
+        check_finite(made, when=f"after the end of task {self._task_index + 1}")
         changed = [
             name for name, before in self._statistics_before.items() if self._after.get(name) != before
         ]
         if changed:
             raise TrainingError(
-                f"the end of task {self._task_index} has changed what earlier tasks left behind: "
+                f"the end of task {self._task_index + 1} has changed what earlier tasks left behind: "
                 f"{some_names(changed, limit=5)}. Statistics are stored once, at the end of their own task: keep what "
                 "changes in buffers outside of Learner.statistics."
             )
@@ -116,7 +116,7 @@ class TaskFingerprints:
         difference = difference_between_ranks(prints, self._accelerator)
         if difference:
             raise TrainingError(
-                f"{when} task {self._task_index} {difference}. Do all ranks read the same weights, share their "
+                f"{when} task {self._task_index + 1} {difference}. Do all ranks read the same weights, share their "
                 "gradients and run the same versions on the same hardware?"
             )
 

@@ -98,11 +98,11 @@ class Recipe:
             has = f"{len(task.classes)} classes" if is_by_class else f"{sampler.num_samples} samples"
             parts = "parts" if is_by_class else "views"
             notes.append(
-                f"task {task.index} has {has}: {sampler.cycle_length} {parts} in place of {num_views}"
+                f"task {task.index + 1} has {has}: {sampler.cycle_length} {parts} in place of {num_views}"
             )
         if len(task.classes) == 1:
             notes.append(
-                f"task {task.index} has one class: a loss over the classes of the task has nothing to "
+                f"task {task.index + 1} has one class: a loss over the classes of the task has nothing to "
                 "distinguish, so only the end of the task can teach the learner anything"
             )
         return notes
