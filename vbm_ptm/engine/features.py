@@ -87,8 +87,8 @@ class TaskFeatures:
         broken = [name for name, total in totals.items() if not bool(total.isfinite().all())]
         if broken:
             raise FloatingPointError(
-                f"in task {self.task.index + 1} sums over the training images are not finite ({', '.join(broken)}): the "
-                "weights have diverged. Finished tasks are saved; lower optimization.learning_rate."
+                f"in task {self.task.index + 1} sums over the training images are not finite ({', '.join(broken)}): "
+                "the weights have diverged. Finished tasks are saved; lower optimization.learning_rate."
             )
         return totals
 

@@ -67,8 +67,8 @@ class TaskFingerprints:
         """
         if frozen_sha256 != self.frozen_sha256:
             raise TrainingError(
-                f"the frozen parameters are not those that task {self._task_index + 1} began with: training changed them "
-                "before the run was stopped. Correct the learner and start a new run in another folder."
+                f"the frozen parameters are not those that task {self._task_index + 1} began with: training changed "
+                "them before the run was stopped. Correct the learner and start a new run in another folder."
             )
 
     def check_training(self) -> None:

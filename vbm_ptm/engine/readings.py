@@ -99,8 +99,8 @@ class Readings:
         what = "loss" if "loss" in broken else "gradient"
         raise FloatingPointError(
             f"the {what} is not finite in task {self._task_index + 1}, epoch {step.position['epoch'] + 1}, "
-            f"step {step.position['step'] + 1}: {', '.join(f'{name} {value:g}' for name, value in values.items())}. It comes "
-            f"from {', '.join(causes)}. The step held the training images (rows) "
+            f"step {step.position['step'] + 1}: {', '.join(f'{name} {value:g}' for name, value in values.items())}. "
+            f"It comes from {', '.join(causes)}. The step held the training images (rows) "
             f"{', '.join(map(str, step.sample_ids))}. Finished tasks are saved; lower optimization.learning_rate or "
             "look at these images."
         )

@@ -49,8 +49,8 @@ def notes_on_normalization(task: Task, *, remedy: str) -> list[str]:
     if len(task.new_classes) != 1:
         return []
     return [
-        f"task {task.index + 1} adds one class: logit normalisation, which is made for tasks of several, may push whole "
-        f"classes to 0 %; {remedy}"
+        f"task {task.index + 1} adds one class: logit normalisation, which is made for tasks of several, may push "
+        f"whole classes to 0 %; {remedy}"
     ]
 
 
