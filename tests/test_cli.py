@@ -499,6 +499,8 @@ def test_check__explains_where_a_setting_comes_from(capsys: pytest.CaptureFixtur
     shown = " ".join(capsys.readouterr().out.split())
     assert {"8", "override"} <= set(shown.split())
     assert "Epochs per task" in shown
+    assert main([*command, "--explain", "optimization.clip_gradient_norm"]) == 0
+    assert {"null", "`null`"} <= set(capsys.readouterr().out.split())
     assert main([*command, "--explain", "optimization.epoch"]) == 2
     assert "Did you mean 'optimization.epochs'?" in capsys.readouterr().err
 

@@ -141,7 +141,7 @@ def test_execute__a_run_that_fails_does_not_take_the_others_with_it(
     assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(collected.to_json()))
     # Both orders and the run that failed read the same images, which is said once.
     assert [record.getMessage() for record in caplog.records if "train split:" in record.getMessage()] == [
-        "toy (split): train split: 72 images, 12 classes, 6 to 6 images per class."
+        "toy (split): train split: 72 images, 12 classes, 6 images per class."
     ]
 
 

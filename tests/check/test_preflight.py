@@ -154,7 +154,7 @@ def test_survey__sees_files_that_cannot_be_used_and_images_in_both_splits(
     assert found.facts["test images that are training images"] == 1
     assert [warning for warning in found.warnings if "comes back" not in warning] == found.warnings[-1:]
     assert "'test/class_05/other name.png = train/class_03/2.png'" in found.warnings[-1]
-    assert found.facts["training images per class"] == "6 to 6"
+    assert found.facts["training images per class"] == "6"
     assert found.facts["test images per class"] == "4 to 5"
 
     (folder / "train/class_00/0.png").write_bytes(b"")

@@ -24,7 +24,7 @@ class Inner(Settings):
 
     Attributes:
         depth: How deep it
-            goes.
+            goes; None for ever.
     """
 
     depth: int | None = None
@@ -53,7 +53,7 @@ def test_settings__have_path_kind_default_and_meaning() -> None:
         "Two `numbers`.",
     )
     assert (depth.path, depth.kind, depth.default) == ("inner.depth", "whole number or null", "null")
-    assert depth.meaning == "How deep it goes."
+    assert depth.meaning == "How deep it goes; `null` for ever."
     assert (unsaid.default, unsaid.meaning) == ("true", "")
 
 

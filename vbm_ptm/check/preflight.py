@@ -160,7 +160,7 @@ def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets, *, s
         "training images": len(train),
         "test images": len(test),
         "held out": record.held_out or "nothing",
-        **{f"{what} images per class": _spread(split) for what, split in splits.items()},
+        **{f"{what} images per class": split.class_sizes for what, split in splits.items()},
         **{f"{what} images per domain": _listed(split) for what, split in splits.items()},
         "images verified": record.verified,
         "test images that are training images": len(shared),
@@ -169,10 +169,6 @@ def _survey_data(found: Survey, spec: DatasetSpec, datasets: ImageDatasets, *, s
     }
     for key in [key for key, value in found.facts.items() if value == ""]:
         del found.facts[key]
-
-
-def _spread(split: SplitRecord) -> str:
-    return f"{split.min_images_per_class} to {split.max_images_per_class}"
 
 
 def _listed(split: SplitRecord) -> str:

@@ -138,7 +138,9 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
 def _print_explained(explained: Mapping[str, ExplainedSetting]) -> None:
     from rich.table import Table
 
+    from vbm_ptm.config.reference import as_yaml
+
     table = Table("setting", "value", "set by", "meaning")
     for path, setting in explained.items():
-        table.add_row(path, str(setting.value), setting.source, setting.meaning)
+        table.add_row(path, as_yaml(setting.value), setting.source, setting.meaning)
     stdout().print(table)

@@ -45,7 +45,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
         if section is not None:
             yield from settings_of(section, f"{prefix}{name}.")
             continue
-        default = "" if field.is_required() else _as_yaml(field.get_default(call_default_factory=True))
+        default = "" if field.is_required() else as_yaml(field.get_default(call_default_factory=True))
         yield Setting(f"{prefix}{name}", _kind(field.annotation), default, meanings.get(name, ""))
 
 
@@ -70,12 +70,12 @@ def preset_values(learner: str) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for name, settings in presets.items():
         values = {
-            path: _as_yaml(value)
+            path: as_yaml(value)
             for path, value in leaves({key: part for key, part in settings.items() if key != "datasets"})
         }
         for dataset, part in (settings.get("datasets") or {}).items():
             for path, value in leaves(part):
-                special = f"{_as_yaml(value)} ({dataset})"
+                special = f"{as_yaml(value)} ({dataset})"
                 values[path] = f"{values[path]}, {special}" if path in values else special
         found[name] = values
     return found
@@ -129,7 +129,7 @@ def _sets(by_preset: Mapping[str, Mapping[str, str]], path: str) -> bool:
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return what the docstrings of a class and its bases say of each attribute."""
+    """Return what the docstrings of a class and its bases say about each attribute, with YAML's word for None."""
     found: dict[str, str] = {}
     for each in reversed(model.__mro__):
         text = inspect.cleandoc(each.__doc__ or "") if issubclass(each, BaseModel) else ""
@@ -138,7 +138,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
             continue
         entries = re.split(r"^    (\w+): ", block[1], flags=re.MULTILINE)[1:]
         for name, words in zip(entries[::2], entries[1::2], strict=True):
-            found[name] = " ".join(words.split()).replace("``", "`")
+            found[name] = re.sub(r"\bNone\b", "`null`", " ".join(words.split()).replace("``", "`"))
     return found
 
 
@@ -152,7 +152,7 @@ def _kind(annotation: Any) -> str:
     if origin is Annotated:
         return _kind(parts[0])
     if origin is Literal:
-        return ", ".join(f"`{_as_yaml(part)}`" for part in parts)
+        return ", ".join(f"`{as_yaml(part)}`" for part in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(_kind(part) for part in parts)
     if origin is tuple:
@@ -169,14 +169,15 @@ def _kind(annotation: Any) -> str:
     return "path" if annotation.__name__ == "Path" else annotation.__name__
 
 
-def _as_yaml(value: Any) -> str:
+def as_yaml(value: Any) -> str:
+    """Return a value as YAML writes it."""
     match value:
         case None:
             return "null"
         case bool():
             return str(value).lower()
         case tuple() | list():
-            return f"[{', '.join(map(_as_yaml, value))}]"
+            return f"[{', '.join(map(as_yaml, value))}]"
     return str(value)
 
 

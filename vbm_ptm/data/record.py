@@ -69,6 +69,12 @@ class SplitRecord(Record):
     images_per_domain: dict[str, int] = {}
     classes_without_images: tuple[str, ...] = ()
 
+    @property
+    def class_sizes(self) -> str:
+        """The images per class, in words: "6", or "4 to 5"."""
+        smallest, largest = self.min_images_per_class, self.max_images_per_class
+        return str(largest) if smallest == largest else f"{smallest} to {largest}"
+
 
 class ListRecord(Record):
     """A list that says which image is in which split.

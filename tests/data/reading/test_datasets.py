@@ -123,7 +123,7 @@ def test_load_image_dataset__announces_layout_and_counts(
 ) -> None:
     caplog.set_level(logging.INFO)
     load(write_split(tmp_path, ["a", "b"]))
-    assert "toy (split): train split: 12 images, 2 classes, 6 to 6 images per class." in caplog.text
+    assert "toy (split): train split: 12 images, 2 classes, 6 images per class." in caplog.text
     assert "toy (split): test split: 8 images, 2 classes" in caplog.text
 
 

@@ -187,9 +187,9 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     )
     for name, counts in described.items():
         logger.info(
-            "%s (%s): %s split: %d images, %d classes, %d to %d images per class.",
-            *(spec.name, source.record.layout or source.record.kind, name, counts.images),
-            *(counts.classes, counts.min_images_per_class, counts.max_images_per_class),
+            "%s (%s): %s split: %d images, %d classes, %s images per class.",
+            *(spec.name, source.record.layout or source.record.kind, name),
+            *(counts.images, counts.classes, counts.class_sizes),
         )
     unexpected = record.expected and record.expected.problem
     for warning in [*record.warnings, *([unexpected] if unexpected else [])]:
