@@ -29,6 +29,7 @@ from vbm_ptm.learners.registry import list_learners
 from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.runs import stored_learner
 from vbm_ptm.runs.measurement import Measurement
+from vbm_ptm.version import __version__
 
 NAMES = ("train", "test", "10")
 SIZES = {"train": (9, 5, 7), "test": (3, 2, 4)}
@@ -572,6 +573,11 @@ def test_help__is_shown_without_arguments(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr()
     assert "train" in said.out + said.err
     assert main(["--help"]) == 0
+
+
+def test_version__is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vbm_ptm {__version__}\n"
 
 
 def test_main__lets_errors_of_the_program_through(monkeypatch: pytest.MonkeyPatch) -> None:

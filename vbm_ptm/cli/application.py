@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from vbm_ptm.launch import (
     rank_prefix,
     shadowed_libraries,
 )
+from vbm_ptm.version import __version__
 
 # What files of the user's may be called like.
 _LIBRARIES = (
@@ -47,6 +48,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Class- and domain-incremental learning on pre-trained vision transformers, with the view-batch model.",
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"vbm_ptm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", is_eager=True, callback=_show_version, help="Show the version."
+        ),
+    ] = False,
+) -> None: ...
 
 
 def _alone(command: Callable[..., None]) -> Callable[..., None]:
