@@ -212,7 +212,7 @@ class TestCounts:
         assert [record.num_samples for record in records] == [12, 2, 3]
         assert [record.num_views for record in records] == [4, 2, 3]
         said = [message for message in caplog.messages if "views in place of" in message]
-        assert said == [f"task {n} has {m} samples: {m} views in place of 4" for n, m in ((1, 2), (2, 3))]
+        assert said == [f"task {n} has {m} samples: {m} views in place of 4" for n, m in ((2, 2), (3, 3))]
         assert [record.num_steps for record in records] == [4, 4, 4]
         assert [record.num_images for record in records] == [4 * 12, 4 * 2, 4 * 3]
         assert [(record.min_visits, record.max_visits) for record in records] == [(1, 1), (2, 2), (1, 2)]

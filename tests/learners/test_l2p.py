@@ -193,7 +193,7 @@ def test_l2p__transfer_stops_where_the_pool_ends(
         assert torch.equal(learner.pool.keys, keys)
         train(learner, task)
     assert caplog.messages == [
-        f"task {task}: no prompts left in the pool of 5 to transfer to" for task in (2, 3)
+        f"task {task}: no prompts left in the pool of 5 to transfer to" for task in (3, 4)
     ]
 
 

@@ -91,7 +91,7 @@ def test_export__half_precision_is_refused_where_it_overflows(finished: Path) ->
             for line in sums.read_text().splitlines()
         ]
         sums.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UsageError, match="half precision cannot hold"):
+    with pytest.raises(UsageError, match="half precision cannot represent"):
         export(finished, is_half=True)
     assert not (finished / "exported").exists()
 

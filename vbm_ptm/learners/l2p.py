@@ -132,6 +132,6 @@ class L2P(Learner):
         top_k, size = self.pool.top_k, self.config.pool_size
         first, last = task_index * top_k, (task_index + 1) * top_k
         if last > size:
-            logger.info("task %d: no prompts left in the pool of %d to transfer to", task_index, size)
+            logger.info("task %d: no prompts left in the pool of %d to transfer to", task_index + 1, size)
             return
         self.pool.prompts[first:last] = self.pool.prompts[first - top_k : first].clone()
