@@ -264,7 +264,7 @@ def test_train__refuses_an_output_that_is_in_use(
     assert "--resume" in said
     before = (finished / "result.json").read_bytes()
     said = refused(*command, str(finished), "--resume", "--seed", "7", "--set", "objective.detach_weak=no")
-    assert "(stored against given): objective.detach_weak: True against False; seed: 1993 against 7." in said
+    assert "(stored against given): objective.detach_weak: true against false; seed: 1993 against 7." in said
     assert (finished / "result.json").read_bytes() == before
 
     (tmp_path / "mine").mkdir()

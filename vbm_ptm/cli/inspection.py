@@ -138,7 +138,7 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
 def _print_explained(explained: Mapping[str, ExplainedSetting]) -> None:
     from rich.table import Table
 
-    from vbm_ptm.config.reference import as_yaml
+    from vbm_ptm.config.tree import as_yaml
 
     table = Table("setting", "value", "set by", "meaning")
     for path, setting in explained.items():

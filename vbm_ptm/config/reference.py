@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from vbm_ptm.config.run_config import RunConfig
-from vbm_ptm.config.tree import find_config, leaves, read_yaml
+from vbm_ptm.config.tree import as_yaml, find_config, leaves, read_yaml
 from vbm_ptm.learners.registry import learner_class, list_learners
 
 
@@ -167,18 +167,6 @@ def _kind(annotation: Any) -> str:
     if annotation in names:
         return names[annotation]
     return "path" if annotation.__name__ == "Path" else annotation.__name__
-
-
-def as_yaml(value: Any) -> str:
-    """Return a value as YAML writes it."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case tuple() | list():
-            return f"[{', '.join(map(as_yaml, value))}]"
-    return str(value)
 
 
 def _code(text: str) -> str:

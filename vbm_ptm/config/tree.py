@@ -155,6 +155,18 @@ def as_text(value: Any) -> Any:
     return str(value)
 
 
+def as_yaml(value: Any) -> str:
+    """Return a value as YAML writes it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case tuple() | list():
+            return f"[{', '.join(map(as_yaml, value))}]"
+    return str(value)
+
+
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and value of every setting."""
     for key, value in tree.items():
@@ -182,7 +194,7 @@ def is_within(path: str, names: Iterable[str]) -> bool:
 
 def change_lines(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return a line for every setting that ``changes`` has found."""
-    return [f"{key}: {first!r} against {second!r}" for key, (first, second) in changed.items()]
+    return [f"{key}: {as_yaml(first)} against {as_yaml(second)}" for key, (first, second) in changed.items()]
 
 
 def merge(target: Tree, source: Mapping[str, Any]) -> None:
