@@ -180,7 +180,7 @@ def predict(
 
         table = Table(Column("image", overflow="fold"), "class", "score", "probability", "then")
         for path, ((name, score, probability), *others) in rows:
-            then = ", ".join(f"{n} {s:.3f} ({p:.1%})" for n, s, p in others)
+            then = ", ".join(f"{n}: {s:.3f} ({p:.1%})" for n, s, p in others)
             table.add_row(path, name, f"{score:.3f}", f"{probability:.1%}", then)
         stdout().print(table)
     if broken:
