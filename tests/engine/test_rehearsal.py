@@ -323,7 +323,7 @@ def test_fit__gives_views_to_the_samples_that_shall_have_them(
     ],
 )
 def test_fit__of_merged_images_gives_views_to_one_kind(
-    benchmark_of_three: Benchmark,
+    new_benchmark: Callable[..., Benchmark],
     new_learner: Callable[..., Learner],
     new_run: Callable[..., Any],
     name: str,
@@ -331,8 +331,10 @@ def test_fit__of_merged_images_gives_views_to_one_kind(
 ) -> None:
     """Each image is shown as often as in the baseline, in as many steps; stopped and gone on it ends the same."""
 
+    benchmark = new_benchmark([5] * 4, num_tasks=2)
+
     def fresh() -> Learner:
-        return new_learner(name, **MERGED[name])
+        return new_learner(name, num_tasks=2, **MERGED[name])
 
     settings = {"epochs": 4, "log_every": 1}
     mixed = settings | {"num_views": 2, "view_batch": {"views_for": views_for}}
@@ -346,12 +348,12 @@ def test_fit__of_merged_images_gives_views_to_one_kind(
         shown[self.task_index][row] += len(views)
         return views, label, row
 
-    whole = new_run(learner, benchmark_of_three, name="whole", **mixed)
-    planned = [whole.trainer.plans.num_steps(task) for task in benchmark_of_three.scenario.tasks]
+    whole = new_run(learner, benchmark, name="whole", **mixed)
+    planned = [whole.trainer.plans.num_steps(task) for task in benchmark.scenario.tasks]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(MultiViewDataset, "__getitem__", noted)
         whole.trainer.fit()
-    plain = new_run(fresh(), benchmark_of_three, name="plain", **settings, num_views=1)
+    plain = new_run(fresh(), benchmark, name="plain", **settings, num_views=1)
     plain.trainer.fit()
     records = whole.trainer.records
     assert [record.num_steps for record in records] == planned
@@ -378,9 +380,9 @@ def test_fit__of_merged_images_gives_views_to_one_kind(
     assert sum(step["images"] for step in later) == sum(record.num_images for record in records[1:])
     assert max(step["consistency"] for step in later) > 0
 
-    stopped = new_run(fresh(), benchmark_of_three, name="parts", every="1 steps", **mixed)
+    stopped = new_run(fresh(), benchmark, name="parts", every="1 steps", **mixed)
     stop_in(stopped, task=1, step=2)
-    again = new_run(fresh(), benchmark_of_three, name="parts", goes_on=True, **mixed)
+    again = new_run(fresh(), benchmark, name="parts", goes_on=True, **mixed)
     again.trainer.fit()
     one, two = tensors_of(learner), tensors_of(again.trainer.learner)
     assert all(torch.equal(one[key], two[key]) for key in one)
