@@ -278,6 +278,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the settings, versions, images and weights in which two runs differ."""
+    from vbm_ptm.config.tree import as_yaml
     from vbm_ptm.runs.comparison import compare_runs
 
     compared = compare_runs(one, two)
@@ -289,7 +290,7 @@ def diff(
     table = Table("", "what", Column(str(one), overflow="fold"), Column(str(two), overflow="fold"))
     for section, changes in compared.items():
         for number, (name, values) in enumerate(changes.items()):
-            table.add_row("" if number else section, name, *map(str, values))
+            table.add_row("" if number else section, name, *map(as_yaml, values))
     if table.row_count:
         stdout().print(table)
     else:
