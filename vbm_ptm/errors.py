@@ -31,7 +31,7 @@ _ADVICE = {
             errno.ENODEV,
             errno.EHOSTDOWN,
         ),
-        "The disk or network drive does not work as it should; a training that is resumed goes on.",
+        "The disk or network drive does not work as it should; a run can be resumed.",
     ),
 }
 

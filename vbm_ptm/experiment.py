@@ -140,7 +140,7 @@ def _train(
     )
     if checkpoint:
         trainer.progress.load_state(checkpoint.state, optimizer)
-        logger.info("going on: %s", trainer.progress.describe())
+        logger.info("continuing: %s", trainer.progress.describe())
     announce(setup, trainer.recipe, accelerator)
     start_trackers(accelerator, dict(leaves(tree)))
     status: Status = "failed"
