@@ -144,7 +144,8 @@ def task_line(
     if record.max_visits > record.min_visits:
         visits += f" to {record.max_visits}"
     trained = (
-        f"{record.num_steps} step{'s' * (record.num_steps > 1)}, {record.num_images} images, {visits} visit{'s' * (visits != '1')} of "
+        f"{record.num_steps} step{'s' * (record.num_steps > 1)}, {record.num_images} images, "
+        f"{visits} visit{'s' * (visits != '1')} of "
         f"{record.num_views} view{'s' * (record.num_views > 1)}"
     )
     return (
