@@ -4,7 +4,8 @@ Every run is a real one: a small ViT or ResNet on a folder of tiny images, a tas
 of 64 MB (in a mount namespace of its own) and a long TMPDIR. Resident memory of the main process and of its workers is
 read after every task. What is known more with every task is read from its checkpoints: the learner, its statistics, and
 a row of the matrix of accuracies, which is a cell longer each time. Beyond that, memory must be flat once the first
-tasks are over. Exit code 1 if a run fails, hangs, grows or leaves something behind. Linux alone.
+tasks are over. Exit code 1 if a run fails, hangs, grows or leaves something behind. A second table tells what a task
+costs early and late in a run. Linux alone.
 
 Usage: python scripts/soak.py --tasks 50 --workers 0,2
 """
@@ -78,6 +79,7 @@ class Soak:
         worker_kib: Of the largest worker while each task ran; 0 without one.
         stored_kib: What a checkpoint holds after each task, JSON as objects.
         left: What was left behind, in words.
+        milliseconds: Of a training step, the end of a task and the evaluation of an image, for each task.
     """
 
     learner: str
@@ -88,6 +90,7 @@ class Soak:
     worker_kib: list[int] = field(default_factory=list)
     stored_kib: list[float] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    milliseconds: list[tuple[float, float, float]] = field(default_factory=list)
 
     def problems(self, num_tasks: int) -> list[str]:
         """Return what is wrong with it."""
@@ -151,6 +154,21 @@ def finished_tasks(log: Path) -> int:
     return log.read_text().count('{"event": "task"') if log.exists() else 0
 
 
+def milliseconds(log: Path) -> list[tuple[float, float, float]]:
+    """Return what a training step, the end of each task and the evaluation of an image have taken."""
+    events = [
+        json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "task"')
+    ]
+    return [
+        (
+            1000 * event["training_seconds"] / max(1, event["num_steps"]),
+            1000 * event["end_task_seconds"],
+            1000 * event["evaluation_seconds"] / event["num_test_images"],
+        )
+        for event in events
+    ]
+
+
 def stored_kib(run: Path) -> list[float]:
     """Return what a learner has stored after each task, statistics of all tasks included."""
     total, found = 0.0, []
@@ -204,6 +222,7 @@ def soak(
     if seen.code == 0:
         seen.main_kib += seen.main_kib[-1:] * (finished_tasks(run / "log.jsonl") - len(seen.main_kib))
         seen.stored_kib = stored_kib(run)
+        seen.milliseconds = milliseconds(run / "log.jsonl")
         shutil.rmtree(run)
     return seen
 
@@ -222,6 +241,18 @@ def row(seen: Soak, problems: list[str]) -> str:
     return "".join(cells)
 
 
+def costs(seen: Soak) -> str:
+    """Return a run's line of the table of costs: medians of the second to the sixth task and of the last five."""
+    early, late = seen.milliseconds[1:6], seen.milliseconds[-5:]
+    pairs = [[statistics.median(column) for column in zip(*part, strict=True)] for part in (early, late)]
+    cells = [f"{first:9.1f}{last:8.1f}" for first, last in zip(*pairs, strict=True)]
+    return f"{seen.learner:13}{seen.workers:7}" + "".join(cells)
+
+
+COSTS_HEADER = (
+    f"\n{'':20}    training step    end of the task  an image's evaluation: ms\n"
+    f"{'learner':13}{'workers':>7}" + f"{'early':>9}{'late':>8}" * 3
+)
 HEADER = (
     f"{'':33}   main process: MiB, KiB  largest worker: MiB, KiB  stored: KiB\n"
     f"{'learner':13}{'workers':>7}{'code':>5}{'seconds':>8}"
@@ -263,7 +294,7 @@ def main() -> int:
     temporary.mkdir()
     write_images(folder / "images", CLASSES_PER_TASK * given.tasks)
     print(HEADER, flush=True)
-    measured, has_failed = [], False
+    measured, lines, has_failed = [], [], False
     workers = [int(number) for number in given.workers.split(",")]
     for learner, number in itertools.product(given.learners.split(","), workers):
         seen = soak(
@@ -279,6 +310,9 @@ def main() -> int:
         has_failed |= bool(problems)
         print(row(seen, problems), flush=True)
         measured.append(vars(seen) | {"problems": problems})
+        if len(seen.milliseconds) > 1:
+            lines.append(costs(seen))
+    print(COSTS_HEADER, *lines, sep="\n")
     if given.json:
         given.json.write_text(json.dumps(measured, indent=1))
     if has_failed:

@@ -50,9 +50,11 @@ def test_soak__of_two_learners_and_three_tasks(tmp_path: Path) -> None:
         return
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("flat, nothing left") == 2
+    assert len(done.stdout.split("evaluation: ms")[1].split()) == 8 + 2 * 8
     for seen in json.loads((tmp_path / "seen.json").read_text()):
         assert (seen["code"], len(seen["main_kib"]), len(seen["stored_kib"])) == (0, 3, 3)
         assert min(seen["main_kib"]) > 0
+        assert len(seen["milliseconds"]) == 3
         assert max(seen["worker_kib"]) > 0
 
 
