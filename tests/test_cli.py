@@ -254,7 +254,7 @@ def test_predict__prints_the_right_names(
 
     assert main(["predict", str(run), str(tmp_path / "odd" / "print.jpg"), "--task", "3"]) == 0
     table = capsys.readouterr().out
-    assert re.search(r"│ train │.* 10 ", table)
+    assert re.search(r"│ train │.* 10: ", table)
 
     assert main(["predict", str(run), str(folder), "--task", "1", "--json"]) == 0
     first = result_of(run)["class_names"][0]
