@@ -34,12 +34,11 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let slow tests begin before quick ones, and be watched by no coverage: it takes long and sees little more."""
+    """Let slow tests begin before quick ones."""
 
     def rank(item: pytest.Item) -> int:
         if not (item.get_closest_marker("slow") or item.get_closest_marker("distributed")):
             return len(LONGEST) + 1
-        item.add_marker("no_cover")
         name = item.path.name
         return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
