@@ -430,7 +430,7 @@ def _merge_learner(composed: ComposedConfig, late: ComposedConfig, learner: str,
     tuned = _given(settings, "backbone", "name")
     if backbone is not None and tuned is not None and backbone != tuned:
         composed.notes.append(
-            f"preset '{chosen}' of {learner} was made for {tuned}, not for {backbone}: its rates may not fit"
+            f"preset '{chosen}' of {learner} was made for {tuned}, not for {backbone}: its rates and crops may not fit"
         )
 
 
