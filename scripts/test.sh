@@ -21,8 +21,8 @@ quick="not slow and not distributed and not gpu"
 case "${1-}" in
 "") two_at_a_time -m "$quick" ;;
 --full)
-    # Coverage slows what it watches down, and slow tests, most of them other processes, add little to it. In one run for
-    # both kinds of tests, all of them took 90 seconds longer than in two.
+    # Coverage slows what it watches down, and slow tests, most of them other processes, add little to it. One run
+    # for both kinds took 942 s, two take 774.
     status=0
     two_at_a_time -m "$quick" --cov --cov-report=term || status=$?
     two_at_a_time -m "(slow or distributed) and not gpu" --durations=25 || status=$?
