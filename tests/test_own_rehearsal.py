@@ -35,6 +35,7 @@ def test_own_rehearsal__is_one_short_file() -> None:
     assert len(block("python").splitlines()) < 120
 
 
+@pytest.mark.slow
 def test_own_rehearsal__trains_goes_on_and_evaluates(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,7 +60,7 @@ VIEWED = {
 
 @pytest.mark.parametrize(
     "learner",
-    [name if name in ("icarl", "fdr") else pytest.param(name, marks=pytest.mark.slow) for name in VIEWED],
+    [name if name == "fdr" else pytest.param(name, marks=pytest.mark.slow) for name in VIEWED],
 )
 def test_estimate__counts_every_training_image_that_is_looked_at(
     learner: str, toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

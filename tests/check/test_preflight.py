@@ -174,6 +174,7 @@ def test_survey__sees_files_that_cannot_be_used_and_images_in_both_splits(
     assert faults.count("cannot read image") == 3
 
 
+@pytest.mark.slow
 def test_survey__other_numbers_than_published_are_a_fault_and_of_an_own_split_a_warning(
     cifar100_arguments: list[str],
     imagenet_r_arguments: list[str],

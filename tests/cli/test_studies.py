@@ -61,6 +61,7 @@ def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> Non
     assert "all: 48 runs" in shown
 
 
+@pytest.mark.slow
 def test_dry_run__the_most_informative_runs_fit_first(say: Say) -> None:
     _, shown, _ = say("--dry-run", "--budget-hours", "4.6", "--images-per-second", "300")
     assert to_run(shown)[:4] == [
@@ -71,6 +72,7 @@ def test_dry_run__the_most_informative_runs_fit_first(say: Say) -> None:
     assert {name for name, _ in to_run(shown)} == {"cifar100-dualprompt"}  # those before it are too long
 
 
+@pytest.mark.slow
 def test_dry_run__parts_are_disjoint_and_complete(say: Say) -> None:
     command = ("--dry-run", "--only", "*-slca*", "--only", "*-l2p/seed_199[37]*")
     whole = to_run(say(*command)[1])

@@ -645,6 +645,7 @@ def test_image_datasets__pickle(kind: str, tmp_path: Path) -> None:
     assert copy.test.source_name(0) == found.test.source_name(0)
 
 
+@pytest.mark.slow
 def test_image_split__many_images_do_not_use_up_file_handles(tmp_path: Path) -> None:
     content = png()
     for name in ("a", "b"):
