@@ -63,6 +63,19 @@ def test_own_learner__trains_goes_on_and_evaluates(
     assert second > 30  # chance is 25
 
 
+@pytest.mark.slow
+def test_own_learner__that_is_refused_begins_again_with_the_same_command(
+    own_learner: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train = blocks(section("Own learner"), "bash")[0].splitlines()[0].split()[1:]
+    file = own_learner / "cosine_probe.py"
+    file.write_text(file.read_text().replace("auxiliary={}", "auxiliary={'cross_entropy': scores.sum()}"))
+    for _ in range(2):
+        assert main(train) == 2
+        assert "'cross_entropy', a name of the objective" in capfd.readouterr().err
+    assert list((own_learner / "runs").iterdir()) == []
+
+
 def test_own_learner__a_setting_it_does_not_have_is_named(
     own_learner: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

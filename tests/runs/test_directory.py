@@ -76,6 +76,28 @@ def test_claimed__releases_the_lock_after_an_error(written: RunDirectory, config
         pass
 
 
+def refuse(directory: RunDirectory, config: RunConfig, event: str, *, resume: bool = False) -> None:
+    def write() -> None:
+        (directory.path / "log.jsonl").write_text(json.dumps({"event": event}) + "\n")
+        (directory.path / "result.json").write_text("{}")
+        raise UsageError("a column twice")
+
+    with pytest.raises(UsageError, match="twice"), directory.claimed(config, resume=resume):
+        write()
+
+
+def test_claimed__leaves_nothing_of_a_run_that_is_refused_before_its_first_step(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    directory = RunDirectory(tmp_path / "one")
+    refuse(directory, config, "begin_task")
+    assert os.listdir(tmp_path) == []
+    refuse(directory, config, "step")
+    assert (directory.path / "log.jsonl").exists()
+    refuse(directory, config, "begin_task", resume=True)
+    assert (directory.path / "log.jsonl").exists()
+
+
 def test_claimed__never_leaves_half_a_configuration(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,9 @@ from vbm_ptm.config.tree import change_lines, changes, is_within, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
 from vbm_ptm.errors import UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
-from vbm_ptm.storage.durable_files import remove_partials, write_file
+from vbm_ptm.storage.durable_files import remove_directory, remove_partials, write_file
 from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
+from vbm_ptm.storage.log_reader import LogReader
 from vbm_ptm.storage.run_result import RunResult, read_result
 
 # Settings that change how a run works but not what it computes: they may differ when it is resumed.
@@ -170,6 +171,9 @@ class RunDirectory:
     def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
         """Hold the directory as its only writer; the configuration is written if it is new.
 
+        A run that is refused before its first step, as a learner that breaks the contract, leaves nothing behind: once
+        mended, it begins with the same command.
+
         Raises:
             UsageError: Another process holds it, or it has changed since ``check``.
         """
@@ -182,9 +186,15 @@ class RunDirectory:
             with sole_holder(self.path / ".lock", what=what):
                 self.check(config, resume=resume)
                 remove_partials(self.path)
-                if not (self.path / "config.yaml").exists():
+                is_new = not (self.path / "config.yaml").exists()
+                if is_new:
                     self.write_config(config)
-                yield
+                try:
+                    yield
+                except UsageError:
+                    if is_new and not self._holds_work():
+                        remove_directory(self.path)
+                    raise
         except LockedElsewhereError as error:
             raise UsageError(
                 f"{self.path} is in use by another run; wait for it or give another folder."
@@ -216,6 +226,10 @@ class RunDirectory:
             shutil.rmtree(partial, ignore_errors=True)  # frees its space if the disk is full
             raise
         partial.rename(self.path / "checkpoints")
+
+    def _holds_work(self) -> bool:
+        events = LogReader(self.path / "log.jsonl").read()
+        return any((self.path / "checkpoints").glob("*")) or any(event["event"] == "step" for event in events)
 
     def _require_config(self) -> Path:
         file = self.path / "config.yaml"
