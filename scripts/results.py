@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from vbm_ptm.analysis.drawing import ACCENT, GRID, INK, PAPER, SERIES, SOFT, styled
 from vbm_ptm.analysis.retention import evolution_figure
 from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
-from vbm_ptm.report.collect import Effect, EffectRow, MeasuredRun, Row, collect, measures_of
+from vbm_ptm.report.collect import Effect, EffectRow, MeasuredRun, Row, collect, effect_row, measures_of
 from vbm_ptm.report.page import inline_svg
 from vbm_ptm.storage.run_result import RunResult, read_result
 
@@ -86,6 +87,11 @@ class KeptRun:
         """What is kept once, and the order of the rows."""
         return self.study, self.run, self.seed, self.class_order_seed
 
+    @property
+    def seed_pair(self) -> tuple[int, int]:
+        """Training seed and class-order seed."""
+        return self.seed, self.class_order_seed
+
     @classmethod
     def of(cls, study: str, run: str, result: RunResult) -> KeptRun:
         """Return what is kept of a result."""
@@ -119,7 +125,7 @@ class KeptRun:
         """Return the run for its study's tables; a line is paired with the one of the same name but for the views."""
         return MeasuredRun(
             label=self.run,
-            seeds=(self.seed, self.class_order_seed),
+            seeds=self.seed_pair,
             directory="",
             family=f"{VIEWS_IN_NAME.sub('', self.run)} {self.seed} {self.class_order_seed}",
             num_views=self.num_views,
@@ -136,6 +142,12 @@ class KeptRun:
 COLUMNS = tuple(each.name for each in fields(KeptRun) if each.name not in ("matrix", "measures"))
 MEASURES = tuple(measures_of([]))
 VIEWS_IN_NAME = re.compile(r"-(V|num_views=)\d+")
+# What is compared in a study of factors: the arm with a change, and the one without it.
+FACTORS = (
+    *((arm, "baseline") for arm in ("strong-share", "replay", "replay-strong", "replay-kl", "view-batch")),
+    *(("replay-strong", "replay"), ("replay-kl", "replay")),
+    *(("view-batch", "replay-strong"), ("view-batch", "replay-kl"), ("replay-strong", "strong-share")),
+)
 
 
 def numbers(matrix: AccuracyMatrix) -> dict[str, str]:
@@ -237,19 +249,45 @@ def tables(runs: Sequence[KeptRun]) -> str:
         ("run", *NUMBERS, "visits", "seconds", "runs"),
         ((f"`{row.label}`", *_row_cells(row, lines[row.label])) for row in collected.rows),
     )
-    effects = collected.view_batch_effects
+    effects, heading = factor_effects(lines), "With a factor minus without it:"
+    if not effects:
+        effects = list(collected.view_batch_effects)
+        several = len({lines[effect.label][0].num_views for effect in effects}) > 1
+        heading = "With views minus one view:" if several else "Four views minus one view:"
+        if not several:
+            effects = [replace(each, label=VIEWS_IN_NAME.sub("", each.label)) for each in effects]
     if not effects:
         return rows
-    several = len({lines[effect.label][0].num_views for effect in effects}) > 1
     pairs = _table(
-        ("line", *NUMBERS, "pairs"),
-        (
-            (f"`{effect.label if several else VIEWS_IN_NAME.sub('', effect.label)}`", *_effect_cells(effect))
-            for effect in effects
-        ),
+        ("line", *NUMBERS, "p: average, last", "pairs"),
+        ((_code(effect.label), *_effect_cells(effect)) for effect in effects),
     )
-    heading = "With views minus one view:" if several else "Four views minus one view:"
     return "\n".join((rows, "", heading, "", pairs))
+
+
+def factor_effects(lines: Mapping[str, Sequence[KeptRun]]) -> list[EffectRow]:
+    """Return the differences between the arms of a study of factors, for each learner that has them, in pairs by seed.
+
+    An arm is known by the end of its line's name; what stands before it is that of the learner.
+    """
+    learners = dict.fromkeys(name.removesuffix("baseline") for name in lines if name.endswith("baseline"))
+    found = []
+    for learner in learners:
+        arms = {
+            arm: {run.seed_pair: run.measured() for run in lines.get(learner + arm, ())}
+            for arm in itertools.chain.from_iterable(FACTORS)
+        }
+        for changed, plain in FACTORS:
+            pairs = [
+                (run, arms[plain][seeds]) for seeds, run in arms[changed].items() if seeds in arms[plain]
+            ]
+            if pairs:
+                found.append(effect_row(f"{learner}{changed} - {learner}{plain}", pairs))
+    return found
+
+
+def _code(label: str) -> str:
+    return " minus ".join(f"`{name}`" for name in label.split(" - "))
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -270,7 +308,13 @@ def _row_cells(row: Row, runs: Sequence[KeptRun]) -> list[str]:
 
 
 def _effect_cells(effect: EffectRow) -> list[str]:
-    return [*(_differences(getattr(effect, name)) for name in NUMBERS.values()), str(effect.num_pairs)]
+    tests = (effect.average_incremental_accuracy.p_value, effect.last_accuracy.p_value)
+    p_values = ", ".join("-" if p is None or effect.num_pairs < 3 else f"{p:.3f}" for p in tests)
+    return [
+        *(_differences(getattr(effect, name)) for name in NUMBERS.values()),
+        p_values,
+        str(effect.num_pairs),
+    ]
 
 
 def page_with_tables(page: str, kept: Iterable[KeptRun]) -> str:

@@ -112,7 +112,7 @@ def test_keep__adds_finished_runs_and_replaces_the_same_ones(
     assert (run.seconds, run.num_views, run.epochs) == (pytest.approx(seconds, abs=0.06), 4, 4)
     assert (run.split_sha256, run.num_steps) == (stored["split_sha256"], stored["num_steps"])
     assert f"torch={stored['versions']['torch']}" in run.versions
-    assert "| `l2p` | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | 1 |" in results.tables(kept[:2])
+    assert "| `l2p` | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | -, - | 1 |" in results.tables(kept[:2])
     assert results.keep(tmp_path / "digits", docs) == 2
     assert [each.row() for each in results.read_kept(docs)] == [each.row() for each in kept]
     (tmp_path / "digits").rename(tmp_path / "elsewhere")  # a part of the same study, run in another place
@@ -154,9 +154,43 @@ def test_tables__of_numbers_by_hand(results: ModuleType) -> None:
     text = results.tables(runs)
     assert "| `a-V1` | 72.0 ± 2.8 | 52.0 ± 2.8 | 20.0 ± 0.0 | - | - | - | 1 | 10 | 2 |" in text
     assert "| `a-V4` | 72.0 ± 1.4 | 54.5 ± 2.1 | 20.0 ± 2.8 | - | - | - | 0.25 | 10 | 2 |" in text
-    assert "| `a` | +0.0 (+1.0, -1.0) | +2.5 (+3.0, +2.0) | +0.0 (-2.0, +2.0) | - | - | - | 2 |" in text
+    assert (
+        "| `a` | +0.0 (+1.0, -1.0) | +2.5 (+3.0, +2.0) | +0.0 (-2.0, +2.0) | - | - | - | -, - | 2 |" in text
+    )
     third = [a_run("a-V1", 3, 90, (70, 30)), a_run("a-V4", 3, 89, (71, 35))]
-    assert "| `a` | +0.3 [-2.5, +3.2] |" in results.tables([*runs, *third])
+    text = results.tables([*runs, *third])
+    assert "| `a` | +0.3 [-2.5, +3.2] |" in text
+    # t = (1 / 3) / (2 / 3) = 0.5, and P(|t| > 0.5) is 1 - 0.5 / sqrt(2 + 0.25) with two degrees of freedom.
+    assert f"| {1 - 0.5 / 2.25**0.5:.3f}, " in text
+
+
+def test_factor_effects__compare_the_arms_of_each_learner(results: ModuleType) -> None:
+    run = next(run for run in results.read_kept() if run.study == "digits" and run.run == "slca-V1")
+    other = next(run for run in results.read_kept() if run.study == "digits" and run.run == "slca-V4")
+
+    def arm(name: str, of: Any, seed: int) -> Any:
+        return results.KeptRun(**{**vars(of), "run": name, "seed": seed})
+
+    text = results.tables(
+        [
+            *(arm("er-baseline", run, seed) for seed in (1, 2)),
+            arm("er-replay", other, 2),
+            *(arm("er-view-batch", other, seed) for seed in (1, 2)),
+            arm("icarl-baseline", other, 1),
+            arm("icarl-view-batch", run, 1),
+        ]
+    )
+    lines = [line for line in text.splitlines() if " minus `" in line]
+    gain = other.matrix.average_incremental() - run.matrix.average_incremental()
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "`er-replay` minus `er-baseline`",
+        "`er-view-batch` minus `er-baseline`",
+        "`icarl-view-batch` minus `icarl-baseline`",
+    ]
+    assert [line.split("|")[-2].strip() for line in lines] == ["1", "2", "1"]
+    assert [float(line.split("|")[2].split()[0]) for line in lines] == [
+        pytest.approx(value, abs=0.051) for value in (gain, gain, -gain)
+    ]
 
 
 def test_tables__of_a_grid_name_the_line_of_every_number_of_views(results: ModuleType) -> None:

@@ -260,14 +260,13 @@ def view_batch_effects(runs: Sequence[MeasuredRun]) -> tuple[EffectRow, ...]:
     for run in runs:
         if not run.is_baseline and run.num_steps and run.family in baselines:
             pairs[run.label].append((run, baselines[run.family]))
-    return tuple(
-        EffectRow(
-            label=label,
-            num_pairs=len(members),
-            **{name: effect_on(NUMBERS[name], members) for name in EFFECTS},
-        )
-        for label, members in pairs.items()
-    )
+    return tuple(effect_row(label, members) for label, members in pairs.items())
+
+
+def effect_row(label: str, pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> EffectRow:
+    """Return the effect on all numbers; the run with the change comes first in each pair."""
+    effects = {name: effect_on(NUMBERS[name], pairs) for name in EFFECTS}
+    return EffectRow(label=label, num_pairs=len(pairs), **effects)
 
 
 def effect_on(number: Number, pairs: Iterable[tuple[MeasuredRun, MeasuredRun]]) -> Effect:
