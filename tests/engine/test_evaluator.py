@@ -38,11 +38,14 @@ class Scripted(Learner):
 
     # (rows of the test split, columns of the row's own task)
     experts: Tensor
+    # (rows of the test split) whose expert has made the row of the table, if an expert has
+    chosen: Tensor | None = None
 
     def __init__(self, backbone: PromptableViT, table: Tensor) -> None:
         super().__init__(backbone, LearnerConfig(name="scripted"), num_tasks=3)
         self.table = table
         self.asked: list[list[int]] = []
+        self.asked_experts: list[int] = []
         self.modes: list[tuple[bool, bool, bool]] = []
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
@@ -53,7 +56,14 @@ class Scripted(Learner):
 
     def predict_task(self, images: Tensor, task: Task) -> Tensor:
         rows = ((images[:, 0, 16, 16] * 0.25 + 0.5) * 255).round().long()
+        self.asked_experts += rows.tolist()
         return self.experts[rows, : len(task.classes)]
+
+    def query(self, images: Tensor) -> Tensor:
+        return ((images[:, 0, 16, 16] * 0.25 + 0.5) * 255).round()[:, None]
+
+    def chosen_tasks(self, query: Tensor) -> Tensor | None:
+        return None if self.chosen is None else self.chosen[query[:, 0].long()]
 
 
 @pytest.fixture
@@ -70,6 +80,7 @@ def judge(
         batch_size: int = 3,
         mixed_precision: Precision = "no",
         experts: Tensor | None = None,
+        chosen: Tensor | None = None,
         rules_out_classes: bool = False,
         change: Callable[[Task], Task] = lambda task: task,
         **scenario: Any,
@@ -82,6 +93,7 @@ def judge(
         learner = Scripted(tiny_backbones[2], table)
         if experts is not None:
             learner.experts, learner.has_task_experts = experts, True  # type: ignore[misc]
+            learner.chosen = chosen
         learner.rules_out_classes = rules_out_classes  # type: ignore[misc]
         for task in benchmark.scenario.tasks[: after + 1]:
             learner.begin_task(task)
@@ -212,6 +224,23 @@ def test_evaluator__task_incremental_accuracy_is_the_expert_s_where_classes_are_
     assert [cell.class_incremental_top1 for cell in cells] == [1, 1]
     assert [cell.task_incremental_top1 for cell in cells] == [2, 1]
     assert [cell.task_expert_top1 for cell in cells] == [None, None]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_evaluator__asks_no_expert_that_has_made_the_scores(
+    evaluate: Callable[..., Any], batch_size: int
+) -> None:
+    """As above; the experts of rows 0 and 3, which were chosen, would answer NaN."""
+    out, nan = RULED_OUT, torch.nan
+    scores = torch.tensor(
+        [[1.0, 0.0, out, out], [out, out, 1.0, 0.0], [1.0, 0.0, out, out], [out, out, 1.0, 2.0]]
+    )
+    experts = torch.tensor([[nan, nan], [0.0, 1.0], [0.0, 1.0], [nan, nan]])
+    options = {"experts": experts, "chosen": torch.tensor([0, 1, 0, 1]), "batch_size": batch_size}
+    cells, learner = evaluate([1, 1, 1, 1], scores, after=1, num_tasks=2, rules_out_classes=True, **options)
+    assert [cell.class_incremental_top1 for cell in cells] == [1, 1]
+    assert [cell.task_incremental_top1 for cell in cells] == [2, 1]
+    assert sorted(learner.asked_experts) == [1, 2]
 
 
 def test_evaluator__joint_training_and_domains_ask_no_expert(evaluate: Callable[..., Any]) -> None:

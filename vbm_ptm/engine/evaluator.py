@@ -44,6 +44,25 @@ class Evaluation(NamedTuple):
     probabilities: NDArray[np.float32]
 
 
+def scores_of(
+    learner: Learner, task: Task, images: Tensor, query: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return scores (N, seen) of images of a task, and those (N, K) of its expert if it has one, in float32 on the CPU.
+
+    An image that ``predict`` has given to its own task's expert is not shown to that expert again.
+    """
+    if not has_expert(learner, task):
+        return learner.predict(images, query).float().cpu(), None
+    query = learner.query(images) if query is None else query
+    scores, chosen = learner.predict(images, query).float().cpu(), learner.chosen_tasks(query)
+    if chosen is None:
+        return scores, learner.predict_task(images, task).float().cpu()
+    own, others = scores[:, list(task.classes)], (chosen != task.index).nonzero()[:, 0]
+    if len(others):
+        own[others.cpu()] = learner.predict_task(images[others], task).float().cpu()
+    return scores, own
+
+
 class Evaluator:
     """Counts correct predictions on the test images of tasks, each image exactly once over all ranks."""
 
@@ -78,11 +97,8 @@ class Evaluator:
         confidences = [torch.zeros(len(task_rows), 2, dtype=torch.float32) for task_rows in rows]
         for batch in self.images.batches(learner, tasks, rows):
             task = tasks[batch.position]
-            own: Tensor | None = None
             with self.accelerator.autocast():
-                scores = learner.predict(batch.images, batch.query).float().cpu()
-                if has_expert(learner, task):
-                    own = learner.predict_task(batch.images, task).float().cpu()
+                scores, own = scores_of(learner, task, batch.images, batch.query)
             check_scores(scores, num_images=len(batch.rows), num_classes=learner.num_seen_classes)
             for each in (scores,) if own is None else (scores, own):
                 broken += batch.rows[broken_scores(each)].tolist()

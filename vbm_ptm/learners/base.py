@@ -262,6 +262,16 @@ class Learner(Rehearsing):
         """
         raise NotImplementedError
 
+    def chosen_tasks(self, query: Tensor) -> Tensor | None:
+        """Return the task (N,) whose expert alone gives an image its scores in ``predict``; None if no single one does.
+
+        Where that is the image's own task, ``predict_task`` would compute the same once more, and is not asked.
+
+        Args:
+            query: (N, D) result of ``query(images)``.
+        """
+        return None
+
     def end_task(self, task: Task, features: Features) -> None:
         """Do what the method does after training on a task; runs on every rank with identical inputs."""
 

@@ -92,9 +92,12 @@ class DualPrompt(Learner):
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen); every image has the expert whose key is nearest to its query."""
-        query = self.query(images) if query is None else query
-        chosen = self.experts.similarity(query).argmax(dim=1)
+        chosen = self.chosen_tasks(self.query(images) if query is None else query)
         return self._logits(images, self.experts.of_images(chosen))
+
+    def chosen_tasks(self, query: Tensor) -> Tensor:
+        """Return the task (N,) with the key nearest to each query."""
+        return self.experts.similarity(query).argmax(dim=1)
 
     def predict_task(self, images: Tensor, task: Task) -> Tensor:
         """Return logits (N, K) over the task's classes with the task's own expert."""

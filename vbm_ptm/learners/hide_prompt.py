@@ -132,10 +132,15 @@ class HiDePrompt(Learner):
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen); every image has the prefix of the task whose class its query looks most like."""
         with evaluating(self):
-            likely = self._identity_logits(self.query(images) if query is None else query).argmax(dim=1)
+            chosen = self.chosen_tasks(self.query(images) if query is None else query)
             prefixes = torch.stack([self.prefix(task.index) for task in self.tasks])
-            scores: Tensor = self.heads(self._encode(images, prefixes[self.task_of_class[likely]]))
+            scores: Tensor = self.heads(self._encode(images, prefixes[chosen]))
             return scores
+
+    def chosen_tasks(self, query: Tensor) -> Tensor:
+        """Return the task (N,) of the class that each query looks most like."""
+        with evaluating(self):
+            return self.task_of_class[self._identity_logits(query).argmax(dim=1)]
 
     def predict_task(self, images: Tensor, task: Task) -> Tensor:
         """Return logits (N, K) over the task's classes under its prefix."""

@@ -92,20 +92,22 @@ class SIPrompt(Learner):
 
     def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
         """Return logits (N, seen) of the nearest session's head; classes unknown to it get -inf."""
-        query = self.query(images) if query is None else query
-        centres = [self.statistics_of(task)["centres"] for task in self.tasks if self.statistics_of(task)]
-        if centres:
-            chosen = nearest_session(F.normalize(query, dim=1), centres, norm=self.config.distance)
-        else:  # inside the first session there is nothing to choose
-            chosen = torch.zeros(len(query), dtype=torch.long, device=query.device)
+        chosen = self.chosen_tasks(self.query(images) if query is None else query)
         encoded = self.backbone.encode(images, tokens=self.tokens.of_images(chosen))
         shape = len(images), self.num_seen_classes
         scores = next(self.heads.parameters()).new_full(shape, -torch.inf)
-        for task in self.tasks[: max(len(centres), 1)]:
+        for task in self.tasks:
             mine = (chosen == task.index).nonzero()
             columns = self.columns(task.classes, images.device)
             scores[mine, columns] = self.heads.forward_task(task.index, encoded[mine[:, 0], 0])
         return scores
+
+    def chosen_tasks(self, query: Tensor) -> Tensor:
+        """Return the session (N,) with the centre nearest to each query."""
+        centres = [self.statistics_of(task)["centres"] for task in self.tasks if self.statistics_of(task)]
+        if not centres:  # inside the first session there is nothing to choose
+            return torch.zeros(len(query), dtype=torch.long, device=query.device)
+        return nearest_session(F.normalize(query, dim=1), centres, norm=self.config.distance)
 
     def predict_task(self, images: Tensor, task: Task) -> Tensor:
         """Return logits (N, K) of the session's own prompt and head."""
