@@ -18,23 +18,36 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vbm_ptm.analysis.drawing import ACCENT, GRID, INK, PAPER, SERIES, SOFT, styled
-from vbm_ptm.analysis.retention import evolution_figure
+from vbm_ptm.analysis.drawing import ACCENT, GRID, INK, PAPER, SOFT, new_figure, styled
 from vbm_ptm.analysis.spread import Spread
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
-from vbm_ptm.report.collect import Effect, EffectRow, MeasuredRun, Row, collect, effect_row, measures_of
+from vbm_ptm.report.collect import (
+    Effect,
+    EffectRow,
+    MeasuredRun,
+    Row,
+    collect,
+    effect_row,
+    measures_of,
+    view_batch_effects,
+)
 from vbm_ptm.report.page import inline_svg
 from vbm_ptm.storage.run_result import RunResult, read_result
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "results/few_visits.md")
-# Of a picture: its study, and what the names of its lines begin with.
-PICTURES = (("recalls_digits", "er"), ("recalls_digits", "finetune"), ("factors_digits", ""))
+# Studies whose differences are drawn, and what of them: headings of the tables.
+PICTURES = ("recalls_digits", "factors_digits")
+PICTURED = ("average", "last")
 _LIGHT = {"ink": INK, "soft": SOFT, "grid": GRID, "paper": PAPER, "accent": ACCENT}
-_LIGHT |= {f"line-{number}": color for number, color in enumerate(SERIES)}
 _DARK = {"ink": "#e8ebee", "soft": "#a3adb8", "grid": "#343b43", "paper": "#14171a"}
 
 SCOPES: dict[str, Scope] = {"all_classes": "class_incremental", "own_classes": "task_incremental"}
@@ -241,6 +254,7 @@ NUMBERS = {
 
 def tables(runs: Sequence[KeptRun]) -> str:
     """Return a study's tables as Markdown: a row per line of the study, then the paired differences."""
+    runs = in_order(runs)
     lines: dict[str, list[KeptRun]] = defaultdict(list)
     for run in runs:
         lines[run.run].append(run)
@@ -249,20 +263,32 @@ def tables(runs: Sequence[KeptRun]) -> str:
         ("run", *NUMBERS, "visits", "seconds", "runs"),
         ((f"`{row.label}`", *_row_cells(row, lines[row.label])) for row in collected.rows),
     )
-    effects, heading = factor_effects(lines), "With a factor minus without it:"
-    if not effects:
-        effects = list(collected.view_batch_effects)
-        several = len({lines[effect.label][0].num_views for effect in effects}) > 1
-        heading = "With views minus one view:" if several else "Four views minus one view:"
-        if not several:
-            effects = [replace(each, label=VIEWS_IN_NAME.sub("", each.label)) for each in effects]
+    effects = effects_of(runs)
     if not effects:
         return rows
     pairs = _table(
         ("line", *NUMBERS, "p: average, last", "pairs"),
         ((_code(effect.label), *_effect_cells(effect)) for effect in effects),
     )
-    return "\n".join((rows, "", heading, "", pairs))
+    are_factors = any(" - " in effect.label for effect in effects)
+    what = "with a factor minus without it" if are_factors else "views minus one view"
+    return "\n".join((rows, "", f"Differences in pairs, {what}:", "", pairs))
+
+
+def in_order(runs: Iterable[KeptRun]) -> list[KeptRun]:
+    """Return runs by the names of their lines, 4 before 16."""
+    return sorted(
+        runs, key=lambda run: [(text, int(part or 0)) for text, part in re.findall(r"(\D*)(\d*)", run.run)]
+    )
+
+
+def effects_of(runs: Sequence[KeptRun]) -> list[EffectRow]:
+    """Return the differences that a study is about, in pairs by seed: of factors, or views minus one view."""
+    runs = in_order(runs)
+    lines: dict[str, list[KeptRun]] = defaultdict(list)
+    for run in runs:
+        lines[run.run].append(run)
+    return factor_effects(lines) or list(view_batch_effects([run.measured() for run in runs]))
 
 
 def factor_effects(lines: Mapping[str, Sequence[KeptRun]]) -> list[EffectRow]:
@@ -329,25 +355,55 @@ def page_with_tables(page: str, kept: Iterable[KeptRun]) -> str:
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", renew, page, flags=re.DOTALL)
 
 
-def picture(runs: Iterable[KeptRun], study: str, prefix: str) -> str:
-    """Return the accuracy over all seen classes after each task, a line per line of the study, as an SVG file.
+def picture(runs: Iterable[KeptRun], study: str) -> str:
+    """Return the paired differences of a study as an SVG file: each pair, their mean and its 95 % interval.
 
-    Its colours follow the reader's light or dark theme.
+    Intervals that leave 0 out are blue, others grey; what goes beyond the pairs by far is cut. Colours follow the
+    reader's light or dark theme.
     """
-    lines: dict[str, list[AccuracyMatrix]] = defaultdict(list)
-    for run in runs:
-        if run.study == study and run.run.startswith(prefix):
-            lines[run.run].append(run.matrix)
+    effects = effects_of([run for run in runs if run.study == study])
     file = io.StringIO()
     with styled():
-        evolution_figure(lines).savefig(file, format="svg", metadata={"Date": None})
-    alt = f"Accuracy over all seen classes after each task: {', '.join(lines)}"
-    body = inline_svg(file.getvalue(), name=f"{study}-{prefix}", alt=alt)
+        differences_figure(effects).savefig(file, format="svg", metadata={"Date": None})
+    alt = f"Differences of average and last accuracy: {', '.join(effect.label for effect in effects)}"
+    body = inline_svg(file.getvalue(), name=study, alt=alt)
     themes = (_colours(_LIGHT), f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}")
     style = f"<style>{' '.join(themes)}</style>"
     opening, rest = body.split(">", maxsplit=1)
     namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return f"{opening.replace('<svg', f'<svg {namespaces}', 1)}>{style}{rest}\n"
+
+
+def differences_figure(effects: Sequence[EffectRow]) -> Figure:
+    """Draw the differences of average and last accuracy, a line below the other; to be called inside ``styled``."""
+    figure, panels = new_figure(2, columns=2, height=0.9 + 0.24 * len(effects), share_y=True)
+    for axes, heading in zip(panels, PICTURED, strict=True):
+        _draw_differences(axes, [getattr(effect, NUMBERS[heading]) for effect in effects])
+        axes.set_title(f"{heading} accuracy")
+        axes.set_xlabel("difference (points)")
+    labels = [effect.label.replace(" - ", " minus ") for effect in effects]
+    panels[0].set_yticks(range(len(effects)), labels)
+    panels[0].invert_yaxis()
+    return figure
+
+
+def _draw_differences(axes: Axes, effects: Sequence[Effect]) -> None:
+    """Draw the differences of each line at its height, from 0 on downwards."""
+    pairs = [difference for effect in effects for difference in effect.differences]
+    room = 0.15 * (max(*pairs, 0) - min(*pairs, 0))
+    axes.set_xlim(min(*pairs, 0) - room, max(*pairs, 0) + room)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    for place, effect in enumerate(effects):
+        if effect.mean is None:
+            continue
+        color = SOFT
+        if effect.interval and len(effect.differences) > 2:
+            low, high = effect.interval
+            color = ACCENT if low > 0 or high < 0 else SOFT
+            axes.plot((low, high), (place, place), color=color, linewidth=1.8, solid_capstyle="butt")
+        for value in effect.differences:
+            axes.plot(value, place, "o", color=color, markersize=2.5)
+        axes.plot(effect.mean, place, "D", color=color, markersize=5)
 
 
 def _colours(theme: Mapping[str, str]) -> str:
@@ -403,9 +459,9 @@ def main() -> None:
         kept = read_kept()
         for page in PAGES:
             (DOCS / page).write_text(page_with_tables((DOCS / page).read_text(), kept))
-        for study, prefix in PICTURES:
-            file = DOCS / "results" / f"{study}{'-' * bool(prefix)}{prefix}.svg"
-            file.write_text(picture(kept, study, prefix), encoding="utf-8")
+        for study in PICTURES:
+            file = DOCS / "results" / f"{study}.svg"
+            file.write_text(picture(kept, study), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,22 +54,38 @@ def test_pages__show_what_is_kept(results: ModuleType) -> None:
     assert [results.page_with_tables(page, kept) for page in pages] != pages
 
 
-def test_pictures__show_every_line_of_their_study(results: ModuleType) -> None:
+def test_pictures__show_every_difference_of_their_study(results: ModuleType) -> None:
     kept = results.read_kept()
     page = (ROOT / "docs" / "results.md").read_text()
-    for study, prefix in results.PICTURES:
-        name = f"{study}-{prefix}.svg" if prefix else f"{study}.svg"
-        assert f"](results/{name})" in page
-        stored = (ROOT / "docs" / "results" / name).read_text()
-        lines = {run.run for run in kept if run.study == study and run.run.startswith(prefix)}
-        assert len(lines) == 6
-        assert all(f">{line}</text>" in stored for line in lines)
+    for study in results.PICTURES:
+        assert f"](results/{study}.svg)" in page
+        stored = (ROOT / "docs" / "results" / f"{study}.svg").read_text()
+        effects = results.effects_of([run for run in kept if run.study == study])
+        assert len(effects) >= 6
+        assert all(f">{effect.label.replace(' - ', ' minus ')}</text>" in stored for effect in effects)
     # It is drawn of the counts, and follows the theme of its reader.
-    drawn = results.picture(kept, study, prefix)
-    assert ">view-batch</text>" in drawn
+    drawn = results.picture(kept, study)
     assert "prefers-color-scheme: dark" in drawn
-    others = [run for run in kept if run.run != "baseline"]
-    assert results.picture(others, study, prefix) != drawn
+    others = [run for run in kept if run.seed != 3]
+    assert results.picture(others, study) != drawn
+
+
+def test_differences_figure__marks_intervals_that_leave_0_out(results: ModuleType) -> None:
+    kept = [run for run in results.read_kept() if run.study == "recalls_digits"]
+    decided = {
+        effect.label: effect.average_incremental_accuracy.interval for effect in results.effects_of(kept)
+    }
+    assert decided["er-num_views=4-epochs=16"][1] < 0 < decided["er-num_views=4-epochs=48"][1]
+    with results.styled():
+        axes, _ = results.differences_figure(results.effects_of(kept)).axes
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    colors = {
+        labels[round(line.get_ydata()[0])]: line.get_color()
+        for line in axes.lines
+        if line.get_marker() == "D"
+    }
+    assert colors["er-num_views=4-epochs=16"] == results.ACCENT
+    assert colors["er-num_views=4-epochs=48"] == results.SOFT
 
 
 def test_kept__numbers_in_the_rows_follow_from_the_counts(results: ModuleType) -> None:
@@ -112,7 +128,7 @@ def test_keep__adds_finished_runs_and_replaces_the_same_ones(
     assert (run.seconds, run.num_views, run.epochs) == (pytest.approx(seconds, abs=0.06), 4, 4)
     assert (run.split_sha256, run.num_steps) == (stored["split_sha256"], stored["num_steps"])
     assert f"torch={stored['versions']['torch']}" in run.versions
-    assert "| `l2p` | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | -, - | 1 |" in results.tables(kept[:2])
+    assert "| `l2p-V4` | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | +0.0 | -, - | 1 |" in results.tables(kept[:2])
     assert results.keep(tmp_path / "digits", docs) == 2
     assert [each.row() for each in results.read_kept(docs)] == [each.row() for each in kept]
     (tmp_path / "digits").rename(tmp_path / "elsewhere")  # a part of the same study, run in another place
@@ -155,11 +171,12 @@ def test_tables__of_numbers_by_hand(results: ModuleType) -> None:
     assert "| `a-V1` | 72.0 ± 2.8 | 52.0 ± 2.8 | 20.0 ± 0.0 | - | - | - | 1 | 10 | 2 |" in text
     assert "| `a-V4` | 72.0 ± 1.4 | 54.5 ± 2.1 | 20.0 ± 2.8 | - | - | - | 0.25 | 10 | 2 |" in text
     assert (
-        "| `a` | +0.0 (+1.0, -1.0) | +2.5 (+3.0, +2.0) | +0.0 (-2.0, +2.0) | - | - | - | -, - | 2 |" in text
+        "| `a-V4` | +0.0 (+1.0, -1.0) | +2.5 (+3.0, +2.0) | +0.0 (-2.0, +2.0) | - | - | - | -, - | 2 |"
+        in text
     )
     third = [a_run("a-V1", 3, 90, (70, 30)), a_run("a-V4", 3, 89, (71, 35))]
     text = results.tables([*runs, *third])
-    assert "| `a` | +0.3 [-2.5, +3.2] |" in text
+    assert "| `a-V4` | +0.3 [-2.5, +3.2] |" in text
     # t = (1 / 3) / (2 / 3) = 0.5, and P(|t| > 0.5) is 1 - 0.5 / sqrt(2 + 0.25) with two degrees of freedom.
     assert f"| {1 - 0.5 / 2.25**0.5:.3f}, " in text
 
@@ -200,6 +217,6 @@ def test_tables__of_a_grid_name_the_line_of_every_number_of_views(results: Modul
         for views in (1, 2, 4)
     ]
     text = results.tables(lines)
-    assert "With views minus one view:" in text
+    assert "Differences in pairs, views minus one view:" in text
     assert "| `slca-num_views=2-epochs=4` | +0.0 |" in text
     assert "| `slca-num_views=1-epochs=4` | +0.0 |" not in text
