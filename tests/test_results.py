@@ -61,7 +61,7 @@ def test_pictures__show_every_difference_of_their_study(results: ModuleType) -> 
         assert f"](results/{study}.svg)" in page
         stored = (ROOT / "docs" / "results" / f"{study}.svg").read_text()
         effects = results.effects_of([run for run in kept if run.study == study])
-        assert len(effects) >= 6
+        assert len(effects) >= 4
         assert all(f">{effect.label.replace(' - ', ' minus ')}</text>" in stored for effect in effects)
     # It is drawn of the counts, and follows the theme of its reader.
     drawn = results.picture(kept, study)
