@@ -20,7 +20,7 @@ from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.contract import broken_scores, check_scores
 from vbm_ptm.engine.counting import count_of_task, probabilities
-from vbm_ptm.engine.test_images import TestImages, has_expert
+from vbm_ptm.engine.test_images import TestImages, has_expert, scores_of
 from vbm_ptm.errors import TrainingError, some_names
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.metrics import AccuracyCell
@@ -42,25 +42,6 @@ class Evaluation(NamedTuple):
     predictions: NDArray[np.int64]
     scores: NDArray[np.float32]
     probabilities: NDArray[np.float32]
-
-
-def scores_of(
-    learner: Learner, task: Task, images: Tensor, query: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return scores (N, seen) of images of a task, and those (N, K) of its expert if it has one, in float32 on the CPU.
-
-    An image that ``predict`` has given to its own task's expert is not shown to that expert again.
-    """
-    if not has_expert(learner, task):
-        return learner.predict(images, query).float().cpu(), None
-    query = learner.query(images) if query is None else query
-    scores, chosen = learner.predict(images, query).float().cpu(), learner.chosen_tasks(query)
-    if chosen is None:
-        return scores, learner.predict_task(images, task).float().cpu()
-    own, others = scores[:, list(task.classes)], (chosen != task.index).nonzero()[:, 0]
-    if len(others):
-        own[others.cpu()] = learner.predict_task(images[others], task).float().cpu()
-    return scores, own
 
 
 class Evaluator:

@@ -1,6 +1,6 @@
-"""The test images of tasks in batches, with queries that are not computed twice.
+"""The test images of tasks in batches, with queries that are not computed twice, and the scores of a batch.
 
-Shapes: N images, C colour channels, H x W pixels, D backbone width.
+Shapes: N images, C colour channels, H x W pixels, D backbone width, K classes of a task.
 """
 
 from __future__ import annotations
@@ -84,3 +84,22 @@ def has_expert(learner: Learner, task: Task) -> bool:
     training evaluates tasks that it was not divided into.
     """
     return learner.has_task_experts and task.domain is None and task in learner.tasks
+
+
+def scores_of(
+    learner: Learner, task: Task, images: Tensor, query: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return scores (N, seen) of images of a task, and those (N, K) of its expert if it has one, in float32 on the CPU.
+
+    An image that ``predict`` has given to its own task's expert is not shown to that expert again.
+    """
+    if not has_expert(learner, task):
+        return learner.predict(images, query).float().cpu(), None
+    query = learner.query(images) if query is None else query
+    scores, chosen = learner.predict(images, query).float().cpu(), learner.chosen_tasks(query)
+    if chosen is None:
+        return scores, learner.predict_task(images, task).float().cpu()
+    own, others = scores[:, list(task.classes)], (chosen != task.index).nonzero()[:, 0]
+    if len(others):
+        own[others.cpu()] = learner.predict_task(images[others], task).float().cpu()
+    return scores, own

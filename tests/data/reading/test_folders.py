@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vbm_ptm.data.reading.folders import ImageFolder, find_images, read_image_folder
+from vbm_ptm.data.reading.folders import SYSTEM_FOLDERS, ImageFolder, find_images, read_image_folder
 from vbm_ptm.errors import UsageError
 
 
@@ -35,7 +35,11 @@ CLASS_NAMES = st.one_of(
     ),
     st.text(
         st.characters(exclude_characters="/\0", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12
-    ).filter(lambda name: not name.startswith(".") and len(name.encode()) < 200),
+    ).filter(
+        lambda name: (
+            not name.startswith(".") and len(name.encode()) < 200 and name.lower() not in SYSTEM_FOLDERS
+        )
+    ),
 )
 CLASSES = st.dictionaries(
     CLASS_NAMES, st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=6

@@ -20,7 +20,7 @@ TEST_SPLIT_NAMES = ("test", "val", "valid", "validation")
 _SPLIT_LIKE = frozenset({"train", "training", "testing", *TEST_SPLIT_NAMES})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
 # Folders with thumbnails or copies that file managers, network drives and archivers leave beside or among images.
-_SYSTEM_FOLDERS = frozenset(
+SYSTEM_FOLDERS = frozenset(
     {"@eadir", "@tmp", "#recycle", "@recycle", "@recently-snapshot", "#snapshot", "__macosx", "$recycle.bin"}
     | {"system volume information", "lost+found", "thumbnails.tmp"}
 )
@@ -201,7 +201,7 @@ def _walk(root: Path) -> _Tree:
             raise UsageError(f"cannot read the folder '{root / folder}': {error.strerror}.") from error
         for entry in entries:
             path = folder + entry.name
-            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FOLDERS:
+            if entry.name.startswith(".") or entry.name.lower() in SYSTEM_FOLDERS:
                 if entry.is_dir():  # it may be intended as a class
                     other_files.append(path + "/")
                 continue
