@@ -59,8 +59,8 @@ def tiny_backbone(learner_name: str) -> PromptableViT:
     return PromptableViT(vit)
 
 
-# Parts of what der_pp and dualprompt do: the full tier walks them too.
-VARIANTS = ("dark_er", "er", "s_prompt_pp")
+# Parts or variants of what agem, der_pp, dualprompt, expandable, icarl and lwf do: the full tier walks them too.
+VARIANTS = ("agem_r", "bic", "dark_er", "er", "fdr", "lwf_mc", "s_prompt_pp", "tcil", "ucir", "wa")
 
 
 @pytest.fixture(
