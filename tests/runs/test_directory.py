@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -96,6 +97,16 @@ def test_claimed__leaves_nothing_of_a_run_that_is_refused_before_its_first_step(
     assert (directory.path / "log.jsonl").exists()
     refuse(directory, config, "begin_task", resume=True)
     assert (directory.path / "log.jsonl").exists()
+
+
+def test_claimed__tells_the_refusal_where_the_directory_cannot_be_removed(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr("vbm_ptm.runs.directory.remove_directory", is_busy)
+    refuse(RunDirectory(tmp_path / "one"), config, "begin_task")
 
 
 def test_claimed__never_leaves_half_a_configuration(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,8 @@ class RunDirectory:
                     yield
                 except UsageError:
                     if is_new and not self._holds_work():
-                        remove_directory(self.path)
+                        with suppress(OSError):  # a mount point stays; what is to be read is the refusal
+                            remove_directory(self.path)
                     raise
         except LockedElsewhereError as error:
             raise UsageError(
