@@ -81,7 +81,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[
     study = folder / "study"
     results = [stored_run(study / "l2p-v4" / f"seed_{seed}-order_1993", seed=seed) for seed in (1, 2)]
     results.append(stored_run(study / "stopped", status="interrupted"))
-    return write_report([study], output=folder / "report.html"), results
+    return write_report([study], output=folder / "report.html", pdf=True), results
 
 
 Written = tuple[list[Path], list[dict[str, Any]]]
@@ -128,6 +128,11 @@ def test_read_run__tells_what_is_not_finished(tmp_path: Path, capsys: pytest.Cap
     page = tmp_path / "run" / "report.html"
     assert f"report: {page}" in capsys.readouterr().out
     assert "The run is not finished yet." in page.read_text()
+    assert {figure.suffix for figure in (page.parent / "figures").iterdir()} == {".svg"}
+    assert main(["report", str(tmp_path / "run"), "--pdf"]) == 0
+    drawings, documents = (sorted((page.parent / "figures").glob(f"*.{kind}")) for kind in ("svg", "pdf"))
+    assert [each.stem for each in drawings] == [each.stem for each in documents]
+    assert all(each.read_bytes().startswith(b"%PDF") for each in documents)
 
 
 @pytest.mark.parametrize(

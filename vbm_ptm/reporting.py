@@ -34,12 +34,13 @@ _MOST_VALUES = 8
 _NOT_COMPARED = ("seed", "scenario.class_order_seed", "dataset.path", "device", "preset")
 
 
-def write_report(places: Sequence[Path], *, output: Path) -> list[Path]:
+def write_report(places: Sequence[Path], *, output: Path, pdf: bool = False) -> list[Path]:
     """Write a page on runs, and its figures as files beside it in ``figures/``.
 
     Args:
         places: Run directories, or folders of studies.
         output: The page.
+        pdf: Whether figures are written as PDF, too. Their fonts take longer than all the rest.
 
     Returns:
         The files.
@@ -52,7 +53,7 @@ def write_report(places: Sequence[Path], *, output: Path) -> list[Path]:
     page = report_page(runs, title=title, findings=find(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
     write_file(output, page.html().encode())
-    return [output, *page.write_figures(output.parent / "figures")]
+    return [output, *page.write_figures(output.parent / "figures", pdf=pdf)]
 
 
 def find_runs(place: Path) -> list[tuple[Path, str]]:

@@ -11,6 +11,7 @@ from vbm_ptm.analysis.forgetting_curve import (
     decay_points,
     decay_rate,
     fit_forgetting_curve,
+    fit_lines,
     fit_spacing_effect,
     forgetting_curve_figure,
     retained,
@@ -93,5 +94,6 @@ def test_decay_points__are_the_means_over_tasks() -> None:
     times, values = decay_points([matrix])
     assert times.tolist() == [0, 1, 2]
     assert values.tolist() == pytest.approx([90, 55, 30])
-    (axes,) = forgetting_curve_figure({"a": [matrix], "b": [matrix]}).axes
+    lines = {"a": [matrix], "b": [matrix]}
+    (axes,) = forgetting_curve_figure(lines, fit_lines(lines)).axes
     assert [line.get_label() for line in axes.lines] == ["a", "b"]

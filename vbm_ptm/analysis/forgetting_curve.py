@@ -14,7 +14,7 @@ covariance s^2 (J'J)^-1 with the residual variance s^2, bands by the delta metho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -263,8 +263,18 @@ def decay_points(matrices: Sequence[AccuracyMatrix]) -> tuple[Floats, Floats]:
     return np.array(times), np.array(values)
 
 
-def forgetting_curve_figure(lines: Lines[AccuracyMatrix]) -> Figure:
-    """Draw measured retention, and the curve with its 95 % band for each line whose data decide it."""
+def fit_lines(lines: Lines[AccuracyMatrix]) -> dict[str, CurveFit]:
+    """Fit A, b and S to the runs of each line."""
+    return {label: fit_forgetting_curve(*decay_points(matrices)) for label, matrices in lines.items()}
+
+
+def forgetting_curve_figure(lines: Lines[AccuracyMatrix], fits: Mapping[str, CurveFit]) -> Figure:
+    """Draw measured retention, and the curve with its 95 % band for each line whose data decide it.
+
+    Args:
+        lines: The runs of each line.
+        fits: Their curves, from ``fit_lines``.
+    """
     with styled():
         figure, (axes,) = new_figure()
         styles = line_styles(list(lines))
@@ -275,7 +285,7 @@ def forgetting_curve_figure(lines: Lines[AccuracyMatrix]) -> Figure:
                 continue
             places = np.unique(time)
             means, _ = mean_and_std([Spread.of(values[time == place]) for place in places])
-            fit = fit_forgetting_curve(time, values)
+            fit = fits[label]
             axes.plot(
                 places,
                 means,

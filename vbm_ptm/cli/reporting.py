@@ -16,11 +16,12 @@ def report(
         Path | None,
         typer.Option(help="The page, or a folder for report.html; default: the first of the runs."),
     ] = None,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Write the figures as PDF, too, with their fonts.")] = False,
 ) -> None:
-    """Write one HTML page on runs, finished or not, and its figures to figures/ as SVG and PDF."""
+    """Write one HTML page on runs, finished or not, and its figures to figures/ as SVG."""
     from vbm_ptm.reporting import write_report
 
-    page, *figures = write_report(runs, output=page_at(output or runs[0]))
+    page, *figures = write_report(runs, output=page_at(output or runs[0]), pdf=pdf)
     console = stdout()
     console.print(f"report: {page}", soft_wrap=True)
     if figures:

@@ -149,6 +149,7 @@ class PageFigure:
         file = io.StringIO()
         with styled():
             self.figure.savefig(file, format="svg", metadata={"Date": None})
+        self.figure.set_layout_engine("none")  # its parts have found their places, for other formats too
         return file.getvalue()
 
     @property
@@ -223,17 +224,18 @@ class Page:
         )
         return template.render(page=self, line_styles=list(enumerate(SERIES)))
 
-    def write_figures(self, folder: Path) -> list[Path]:
-        """Write every figure as SVG and PDF; return the files."""
+    def write_figures(self, folder: Path, *, pdf: bool) -> list[Path]:
+        """Write every figure as SVG, and as PDF with its fonts if wanted; return the files."""
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for section in self.sections:
             for each in section.figures:
-                drawing, document = (folder / f"{each.name}.{kind}" for kind in ("svg", "pdf"))
-                drawing.write_text(each.file, encoding="utf-8")
-                with styled():
-                    each.figure.savefig(document, metadata={"CreationDate": None})
-                written += [drawing, document]
+                written.append(folder / f"{each.name}.svg")
+                written[-1].write_text(each.file, encoding="utf-8")
+                if pdf:
+                    written.append(folder / f"{each.name}.pdf")
+                    with styled():
+                        each.figure.savefig(written[-1], metadata={"CreationDate": None})
         return written
 
 

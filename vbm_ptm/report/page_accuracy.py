@@ -265,12 +265,9 @@ def curves(runs: Sequence[ReportRun]) -> Section | None:
         label: spreads([retention.known_values(retention.mean_retention(each)) for each in several])
         for label, several in lines.items()
     }
-    fits = [
-        (label, forgetting_curve.fit_forgetting_curve(*forgetting_curve.decay_points(several)))
-        for label, several in lines.items()
-    ]
+    fits = forgetting_curve.fit_lines(lines)
     rows = []
-    for label, fit in fits:
+    for label, fit in fits.items():
         values = [
             f"{value:.3g} ± {half:.2g}" if fit.is_decided else NOT_AVAILABLE
             for value, half in zip(fit.values, fit.half_width, strict=True)
@@ -309,7 +306,7 @@ def curves(runs: Sequence[ReportRun]) -> Section | None:
                 "forgetting_curve",
                 "All tasks, by the number of tasks learned since",
                 alternative("Mean retention by the number of tasks learned since", retained),
-                forgetting_curve.forgetting_curve_figure(lines),
+                forgetting_curve.forgetting_curve_figure(lines, fits),
                 (
                     fitted,
                     task_table(retained, caption="Measured retention; column 1 is right after the task"),
