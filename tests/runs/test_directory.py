@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from vbm_ptm.config.run_config import RunConfig, compose
-from vbm_ptm.errors import UsageError
+from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.runs.directory import RunDirectory
 
 Tree = dict[str, Any]
@@ -77,36 +76,70 @@ def test_claimed__releases_the_lock_after_an_error(written: RunDirectory, config
         pass
 
 
-def refuse(directory: RunDirectory, config: RunConfig, event: str, *, resume: bool = False) -> None:
+def fail(
+    directory: RunDirectory,
+    config: RunConfig,
+    event: str,
+    *,
+    resume: bool = False,
+    error: Exception | None = None,
+    other_file: str = ".lock",
+) -> None:
+    error = error or UsageError("a column twice")
+
     def write() -> None:
         (directory.path / "log.jsonl").write_text(json.dumps({"event": event}) + "\n")
         (directory.path / "result.json").write_text("{}")
-        raise UsageError("a column twice")
+        (directory.path / "checkpoints").mkdir(exist_ok=True)
+        (directory.path / other_file).write_text("mine")
+        raise error
 
-    with pytest.raises(UsageError, match="twice"), directory.claimed(config, resume=resume):
+    with pytest.raises(type(error), match="twice"), directory.claimed(config, resume=resume):
         write()
 
 
-def test_claimed__leaves_nothing_of_a_run_that_is_refused_before_its_first_step(
+@pytest.mark.parametrize(
+    "error", [UsageError("twice"), TypeError("given twice"), FloatingPointError("twice")]
+)
+def test_claimed__leaves_nothing_of_a_run_that_fails_before_it_keeps_anything(
+    config: RunConfig, tmp_path: Path, error: Exception
+) -> None:
+    directory = RunDirectory(tmp_path / "label" / "one")
+    fail(directory, config, "begin_task", error=error)
+    assert os.listdir(tmp_path) == []
+
+
+def test_claimed__leaves_a_run_that_has_kept_something_or_was_interrupted(
     config: RunConfig, tmp_path: Path
 ) -> None:
-    directory = RunDirectory(tmp_path / "one")
-    refuse(directory, config, "begin_task")
-    assert os.listdir(tmp_path) == []
-    refuse(directory, config, "step")
-    assert (directory.path / "log.jsonl").exists()
-    refuse(directory, config, "begin_task", resume=True)
-    assert (directory.path / "log.jsonl").exists()
+    fail(RunDirectory(tmp_path / "one"), config, "step")
+    assert (tmp_path / "one" / "log.jsonl").exists()
+    fail(RunDirectory(tmp_path / "one"), config, "begin_task", resume=True)
+    assert (tmp_path / "one" / "log.jsonl").exists()
+    fail(RunDirectory(tmp_path / "two"), config, "begin_task", error=TrainingInterrupted(143, "twice"))
+    assert (tmp_path / "two" / "config.yaml").exists()
 
 
-def test_claimed__tells_the_refusal_where_the_directory_cannot_be_removed(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["empty", "link", "."])
+def test_claimed__leaves_a_folder_that_was_there_before(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def is_busy(path: Path) -> None:
-        raise OSError(errno.EBUSY, "Device or resource busy")
+    (tmp_path / "empty").mkdir(mode=0o750)
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path / "empty" if name == "." else tmp_path)
+    fail(RunDirectory(Path(name)), config, "begin_task")
+    assert (tmp_path / "link").readlink() == tmp_path / "empty"
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o750
+    with RunDirectory(Path(name)).claimed(config, resume=False):
+        assert (tmp_path / "empty" / "config.yaml").exists()
 
-    monkeypatch.setattr("vbm_ptm.runs.directory.remove_directory", is_busy)
-    refuse(RunDirectory(tmp_path / "one"), config, "begin_task")
+
+@pytest.mark.parametrize("name", ["out.txt", "checkpoints/notes.txt"])
+def test_claimed__leaves_files_of_others(config: RunConfig, tmp_path: Path, name: str) -> None:
+    directory = RunDirectory(tmp_path / "one")
+    fail(directory, config, "begin_task", other_file=name)
+    assert (directory.path / name).read_text() == "mine"
+    assert directory.config() is not None  # so that it can be resumed
 
 
 def test_claimed__never_leaves_half_a_configuration(

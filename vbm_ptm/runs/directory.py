@@ -20,9 +20,9 @@ import yaml
 from vbm_ptm.config.run_config import RunConfig, override, stored_config
 from vbm_ptm.config.tree import change_lines, changes, is_within, read_yaml
 from vbm_ptm.data.reading.datasets import split_lists_of
-from vbm_ptm.errors import UsageError, some_lines
+from vbm_ptm.errors import TrainingInterrupted, UsageError, some_lines
 from vbm_ptm.storage.checkpoint import Checkpoint, CheckpointStore
-from vbm_ptm.storage.durable_files import remove_directory, remove_partials, write_file
+from vbm_ptm.storage.durable_files import remove_partials, write_file
 from vbm_ptm.storage.locking import LockedElsewhereError, sole_holder
 from vbm_ptm.storage.log_reader import LogReader
 from vbm_ptm.storage.run_result import RunResult, read_result
@@ -43,6 +43,7 @@ FREE_IN_USE = (*PLACES, *LISTS, "dataset.verify", "data", "device")
 
 _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", ".config.yaml.partial"}
+_BEGUN = {"config.yaml", "log.jsonl", "result.json"}
 
 
 # The stored and the given value, by dotted path.
@@ -171,12 +172,13 @@ class RunDirectory:
     def claimed(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
         """Hold the directory as its only writer; the configuration is written if it is new.
 
-        A run that is refused before its first step, as a learner that breaks the contract, leaves nothing behind: once
-        mended, it begins with the same command.
+        A run that fails before anything of it is kept, as with a learner that breaks the contract, takes back the files
+        and folders that it made: once mended, it begins with the same command.
 
         Raises:
             UsageError: Another process holds it, or it has changed since ``check``.
         """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -191,10 +193,9 @@ class RunDirectory:
                     self.write_config(config)
                 try:
                     yield
-                except UsageError:
-                    if is_new and not self._holds_work():
-                        with suppress(OSError):  # a mount point stays; what is to be read is the refusal
-                            remove_directory(self.path)
+                except Exception as error:
+                    if is_new and not isinstance(error, TrainingInterrupted):
+                        self._take_back(made)
                     raise
         except LockedElsewhereError as error:
             raise UsageError(
@@ -228,9 +229,24 @@ class RunDirectory:
             raise
         partial.rename(self.path / "checkpoints")
 
-    def _holds_work(self) -> bool:
+    def _take_back(self, made: Sequence[Path]) -> None:
+        """Remove the files of a run that has kept nothing, and the folders made for it; leave what is not its own.
+
+        Args:
+            made: The folders, each inside the next.
+        """
         events = LogReader(self.path / "log.jsonl").read()
-        return any((self.path / "checkpoints").glob("*")) or any(event["event"] == "step" for event in events)
+        others = {file.name for file in self.path.iterdir()} - _NO_RUN_YET - _BEGUN - {"checkpoints"}
+        if others or any(event["event"] == "step" for event in events):
+            return
+        checkpoints = self.path / "checkpoints"
+        with suppress(OSError):  # a folder that is not empty stays, and the configuration with it
+            if checkpoints.exists():
+                checkpoints.rmdir()
+            for name in sorted(_BEGUN | (_NO_RUN_YET if made else set()), reverse=True):
+                (self.path / name).unlink(missing_ok=True)
+            for folder in made:
+                folder.rmdir()
 
     def _require_config(self) -> Path:
         file = self.path / "config.yaml"
