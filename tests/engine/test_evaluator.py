@@ -24,7 +24,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.engine.acceleration import Precision, build_accelerator, loaders_for
 from vbm_ptm.engine.confusion import confusion_facts
 from vbm_ptm.engine.evaluator import Evaluation, Evaluator
-from vbm_ptm.errors import TrainingError
+from vbm_ptm.errors import TrainingError, UsageError
 from vbm_ptm.learners.base import Learner, LearnerConfig
 from vbm_ptm.metrics import AccuracyCell
 
@@ -82,6 +82,7 @@ def judge(
         experts: Tensor | None = None,
         chosen: Tensor | None = None,
         rules_out_classes: bool = False,
+        learner_class: type[Scripted] = Scripted,
         change: Callable[[Task], Task] = lambda task: task,
         **scenario: Any,
     ) -> tuple[Evaluation, Scripted, list[Task]]:
@@ -90,7 +91,7 @@ def judge(
         benchmark = new_benchmark(
             [1] * len(test_sizes), test_sizes=test_sizes, test_images=shades, **scenario
         )
-        learner = Scripted(tiny_backbones[2], table)
+        learner = learner_class(tiny_backbones[2], table)
         if experts is not None:
             learner.experts, learner.has_task_experts = experts, True  # type: ignore[misc]
             learner.chosen = chosen
@@ -241,6 +242,38 @@ def test_evaluator__asks_no_expert_that_has_made_the_scores(
     assert [cell.class_incremental_top1 for cell in cells] == [1, 1]
     assert [cell.task_incremental_top1 for cell in cells] == [2, 1]
     assert sorted(learner.asked_experts) == [1, 2]
+
+
+class Mixing(Scripted):
+    """Its scores are no longer those of the chosen expert alone."""
+
+    def predict(self, images: Tensor, query: Tensor | None = None) -> Tensor:
+        return super().predict(images, query)
+
+
+@pytest.mark.parametrize(("learner_class", "mixed_precision"), [(Mixing, "no"), (Scripted, "bf16")])
+def test_evaluator__asks_all_experts_where_the_choice_does_not_tell(
+    evaluate: Callable[..., Any], learner_class: type[Scripted], mixed_precision: Precision
+) -> None:
+    scores, experts = one_hot([0, 2, 2, 2], 4), one_hot([1, 1, 1, 1], 2)
+    options = {"experts": experts, "chosen": torch.tensor([0, 1, 0, 1]), "learner_class": learner_class}
+    cells, learner = evaluate(
+        [1] * 4, scores, after=1, num_tasks=2, mixed_precision=mixed_precision, **options
+    )
+    assert sorted(learner.asked_experts) == [0, 1, 2, 3]
+    assert [(cell.class_incremental_top1, cell.task_expert_top1) for cell in cells] == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("chosen", [None, torch.tensor([0, 0])])
+def test_evaluator__names_the_method_that_returns_another_shape(
+    evaluate: Callable[..., Any], chosen: Tensor | None
+) -> None:
+    options = {"experts": torch.zeros(2, 2), "chosen": chosen}
+    with pytest.raises(UsageError, match=r"Learner.predict returned .*\(2, 1\) for 2 images and 2 classes"):
+        evaluate([1, 1], torch.zeros(2, 1), after=0, num_tasks=1, **options)
+    options["experts"] = torch.zeros(2, 1)
+    with pytest.raises(UsageError, match=r"predict_task returned .*\(2, 1\) for 2 images and 2 classes"):
+        evaluate([1, 1], torch.zeros(2, 2), after=0, num_tasks=1, **(options | {"chosen": None}))
 
 
 def test_evaluator__joint_training_and_domains_ask_no_expert(evaluate: Callable[..., Any]) -> None:

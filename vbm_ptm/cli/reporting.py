@@ -16,7 +16,9 @@ def report(
         Path | None,
         typer.Option(help="The page, or a folder for report.html; default: the first of the runs."),
     ] = None,
-    pdf: Annotated[bool, typer.Option("--pdf", help="Write the figures as PDF, too, with their fonts.")] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Write the figures as PDF, too, with their fonts.")
+    ] = False,
 ) -> None:
     """Write one HTML page on runs, finished or not, and its figures to figures/ as SVG."""
     from vbm_ptm.reporting import write_report

@@ -187,16 +187,16 @@ def check_finite(tensors: Mapping[str, Tensor], *, when: str) -> None:
         )
 
 
-def check_scores(scores: Tensor, *, num_images: int, num_classes: int) -> None:
-    """Refuse predictions that are not a score for every class seen so far.
+def check_scores(scores: Tensor, *, num_images: int, num_classes: int, method: str = "predict") -> None:
+    """Refuse predictions that are not a score for every class: those seen so far, or an expert's.
 
     Raises:
-        UsageError: They have another shape than (N, seen).
+        UsageError: They have another shape than (N, classes).
     """
     if scores.shape != (num_images, num_classes):
         raise UsageError(
-            f"Learner.predict returned scores of shape {tuple(scores.shape)} for {num_images} images and {num_classes} "
-            f"classes seen; it returns ({num_images}, {num_classes}), -inf for classes that it rules out."
+            f"Learner.{method} returned scores of shape {tuple(scores.shape)} for {num_images} images and "
+            f"{num_classes} classes; it returns ({num_images}, {num_classes}), -inf for classes that it rules out."
         )
 
 

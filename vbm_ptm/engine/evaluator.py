@@ -1,7 +1,7 @@
 """Accuracy on test images, per sample: over all seen classes without the task, and with the task given.
 
 Task-incremental accuracy is made of the same scores, restricted to the classes of the task. Where each task has an
-expert of its own (S-iPrompt, DualPrompt, S-Prompt++), its accuracy is counted as well; for a learner that rules out all
+expert of its own (``Learner.has_task_experts``), its accuracy is counted as well; for a learner that rules out all
 classes but those of a chosen expert (S-iPrompt), it is the task-incremental accuracy.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.engine.contract import broken_scores, check_scores
+from vbm_ptm.engine.contract import broken_scores
 from vbm_ptm.engine.counting import count_of_task, probabilities
 from vbm_ptm.engine.test_images import TestImages, has_expert, scores_of
 from vbm_ptm.errors import TrainingError, some_names
@@ -79,8 +79,7 @@ class Evaluator:
         for batch in self.images.batches(learner, tasks, rows):
             task = tasks[batch.position]
             with self.accelerator.autocast():
-                scores, own = scores_of(learner, task, batch.images, batch.query)
-            check_scores(scores, num_images=len(batch.rows), num_classes=learner.num_seen_classes)
+                scores, own = scores_of(learner, task, batch)
             for each in (scores,) if own is None else (scores, own):
                 broken += batch.rows[broken_scores(each)].tolist()
             cells[batch.position] += count_of_task(learner, task, scores, batch.labels, own)

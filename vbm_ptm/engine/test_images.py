@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vbm_ptm.data.loaders import Loaders
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.engine.contract import check_scores
 from vbm_ptm.engine.query_cache import QueriedImages
 from vbm_ptm.learners.base import Learner
 
@@ -86,20 +87,40 @@ def has_expert(learner: Learner, task: Task) -> bool:
     return learner.has_task_experts and task.domain is None and task in learner.tasks
 
 
-def scores_of(
-    learner: Learner, task: Task, images: Tensor, query: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def scores_of(learner: Learner, task: Task, batch: TaskBatch) -> tuple[Tensor, Tensor | None]:
     """Return scores (N, seen) of images of a task, and those (N, K) of its expert if it has one, in float32 on the CPU.
 
-    An image that ``predict`` has given to its own task's expert is not shown to that expert again.
+    An image that ``predict`` has given to its own task's expert is not shown to that expert again, but under autocast:
+    there a score depends in its rounding on the images beside it, and an expert must be measured on the same ones after
+    every task.
+
+    Raises:
+        UsageError: The learner returns another shape.
     """
-    if not has_expert(learner, task):
-        return learner.predict(images, query).float().cpu(), None
-    query = learner.query(images) if query is None else query
-    scores, chosen = learner.predict(images, query).float().cpu(), learner.chosen_tasks(query)
-    if chosen is None:
-        return scores, learner.predict_task(images, task).float().cpu()
-    own, others = scores[:, list(task.classes)], (chosen != task.index).nonzero()[:, 0]
-    if len(others):
-        own[others.cpu()] = learner.predict_task(images[others], task).float().cpu()
+    images, query, num_images = batch.images, batch.query, len(batch.rows)
+    is_expert_asked = has_expert(learner, task)
+    is_rounded = torch.is_autocast_enabled(images.device.type)
+    asks_once = is_expert_asked and not is_rounded and _tells_its_choice(type(learner))
+    query = learner.query(images) if asks_once and query is None else query
+    scores = learner.predict(images, query).float().cpu()
+    check_scores(scores, num_images=num_images, num_classes=learner.num_seen_classes)
+    if not is_expert_asked:
+        return scores, None
+    own, others = scores[:, list(task.classes)], torch.ones(num_images, dtype=torch.bool)
+    chosen = learner.chosen_tasks(query) if asks_once and query is not None else None
+    if chosen is not None:
+        others = (chosen != task.index).cpu()
+    if others.any():
+        answers = learner.predict_task(images[others.to(images.device)], task).float().cpu()
+        num_asked = int(others.sum())
+        check_scores(answers, num_images=num_asked, num_classes=len(task.classes), method="predict_task")
+        own[others] = answers
     return scores, own
+
+
+def _tells_its_choice(kind: type[Learner]) -> bool:
+    """Return whether ``chosen_tasks`` is meant for the class's ``predict``: defined beside it, or after it."""
+    tells, predicts = (
+        next(each for each in kind.__mro__ if name in vars(each)) for name in ("chosen_tasks", "predict")
+    )
+    return tells is not Learner and issubclass(tells, predicts)

@@ -265,7 +265,8 @@ class Learner(Rehearsing):
     def chosen_tasks(self, query: Tensor) -> Tensor | None:
         """Return the task (N,) whose expert alone gives an image its scores in ``predict``; None if no single one does.
 
-        Where that is the image's own task, ``predict_task`` would compute the same once more, and is not asked.
+        Where that is the image's own task, ``predict_task`` would compute the same once more, and may not be asked. A
+        class that overrides ``predict`` without this method has no single choice.
 
         Args:
             query: (N, D) result of ``query(images)``.
