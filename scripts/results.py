@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from vbm_ptm.analysis.drawing import ACCENT, GRID, INK, PAPER, SOFT, new_figure, styled
 from vbm_ptm.analysis.spread import Spread
+from vbm_ptm.errors import UsageError
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix, Scope
 from vbm_ptm.report.collect import (
     Effect,
@@ -225,20 +226,31 @@ def keep(study: Path, docs: Path = DOCS) -> int:
     """Keep the finished runs below a study's folder beside those kept before; return how many there are.
 
     A run of the same study, line, seed and class order replaces the one that is there: a study may be kept in parts.
+    Extensions, which lie beside the runs that they extend, are none of the study.
 
     Args:
         study: Output folder of ``vbm-ptm study``; its name becomes the name of the study.
         docs: Where they are kept.
+
+    Raises:
+        UsageError: Two runs have the same line, seed and class order, as a run and its copy.
     """
-    found = []
+    found: dict[tuple[str, str, int, int], Path] = {}
+    kept = []
     for file in sorted(study.rglob("result.json")):
         result = read_result(file)
-        if result.is_finished:
-            found.append(KeptRun.of(study.name, file.relative_to(study).parts[0], result))
+        if not result.is_finished or result.config["scenario"].get("extends") is not None:
+            continue
+        run = KeptRun.of(study.name, file.relative_to(study).parts[0], result)
+        first = found.setdefault(run.key, file)
+        if first != file:
+            raise UsageError(
+                f"{first.parent} and {file.parent} are the same run; leave one of them in {study}."
+            )
+        kept.append(run)
     others = read_kept(docs) if (docs / "results" / "runs.csv").exists() else []
-    again = {run.key for run in found}
-    write_kept([*(run for run in others if run.key not in again), *found], docs)
-    return len(found)
+    write_kept([*(run for run in others if run.key not in found), *kept], docs)
+    return len(kept)
 
 
 # Columns of both tables: heading -> number of a row, of an effect.
@@ -334,8 +346,10 @@ def _row_cells(row: Row, runs: Sequence[KeptRun]) -> list[str]:
 
 
 def _effect_cells(effect: EffectRow) -> list[str]:
-    tests = (effect.average_incremental_accuracy.p_value, effect.last_accuracy.p_value)
-    p_values = ", ".join("-" if p is None or effect.num_pairs < 3 else f"{p:.3f}" for p in tests)
+    tested = (effect.average_incremental_accuracy, effect.last_accuracy)
+    p_values = ", ".join(
+        "-" if each.p_value is None or len(each.differences) < 3 else f"{each.p_value:.3f}" for each in tested
+    )
     return [
         *(_differences(getattr(effect, name)) for name in NUMBERS.values()),
         p_values,
@@ -365,13 +379,19 @@ def picture(runs: Iterable[KeptRun], study: str) -> str:
     file = io.StringIO()
     with styled():
         differences_figure(effects).savefig(file, format="svg", metadata={"Date": None})
-    alt = f"Differences of average and last accuracy: {', '.join(effect.label for effect in effects)}"
+    alt = f"Differences of average and last accuracy: {'; '.join(map(in_words, effects))}"
     body = inline_svg(file.getvalue(), name=study, alt=alt)
     themes = (_colours(_LIGHT), f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}")
     style = f"<style>{' '.join(themes)}</style>"
     opening, rest = body.split(">", maxsplit=1)
     namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return f"{opening.replace('<svg', f'<svg {namespaces}', 1)}>{style}{rest}\n"
+
+
+def in_words(effect: EffectRow) -> str:
+    """Return what the picture shows of a line, for those who cannot see it."""
+    average, last = (_differences(getattr(effect, NUMBERS[heading])) for heading in PICTURED)
+    return f"{effect.label.replace(' - ', ' minus ')} {average} and {last}"
 
 
 def differences_figure(effects: Sequence[EffectRow]) -> Figure:
@@ -390,8 +410,9 @@ def differences_figure(effects: Sequence[EffectRow]) -> Figure:
 def _draw_differences(axes: Axes, effects: Sequence[Effect]) -> None:
     """Draw the differences of each line at its height, from 0 on downwards."""
     pairs = [difference for effect in effects for difference in effect.differences]
-    room = 0.15 * (max(*pairs, 0) - min(*pairs, 0))
-    axes.set_xlim(min(*pairs, 0) - room, max(*pairs, 0) + room)
+    low, high = min([*pairs, 0]), max([*pairs, 0])
+    room = 0.15 * (high - low) or 1
+    axes.set_xlim(low - room, high + room)
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, effect in enumerate(effects):
         if effect.mean is None:
@@ -454,7 +475,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "keep":
         for study in arguments.study:
-            print(f"{study.name}: {keep(study)} runs kept in {DOCS / 'results'}")
+            try:
+                print(f"{study.name}: {keep(study)} runs kept in {DOCS / 'results'}")
+            except UsageError as error:
+                parser.error(str(error))
     else:
         kept = read_kept()
         for page in PAGES:

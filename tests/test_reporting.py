@@ -133,6 +133,8 @@ def test_read_run__tells_what_is_not_finished(tmp_path: Path, capsys: pytest.Cap
     drawings, documents = (sorted((page.parent / "figures").glob(f"*.{kind}")) for kind in ("svg", "pdf"))
     assert [each.stem for each in drawings] == [each.stem for each in documents]
     assert all(each.read_bytes().startswith(b"%PDF") for each in documents)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert not any(document.exists() for document in documents)
 
 
 @pytest.mark.parametrize(

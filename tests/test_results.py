@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from vbm_ptm.errors import UsageError
 from vbm_ptm.metrics import AccuracyCell, AccuracyMatrix
 from vbm_ptm.storage.summary import summary
 
@@ -62,7 +63,7 @@ def test_pictures__show_every_difference_of_their_study(results: ModuleType) -> 
         stored = (ROOT / "docs" / "results" / f"{study}.svg").read_text()
         effects = results.effects_of([run for run in kept if run.study == study])
         assert len(effects) >= 4
-        assert all(f">{effect.label.replace(' - ', ' minus ')}</text>" in stored for effect in effects)
+        assert all(results.in_words(effect) in stored for effect in effects)
     # It is drawn of the counts, and follows the theme of its reader.
     drawn = results.picture(kept, study)
     assert "prefers-color-scheme: dark" in drawn
@@ -135,6 +136,14 @@ def test_keep__adds_finished_runs_and_replaces_the_same_ones(
     write("l2p-V4", seed=3)
     assert results.keep(tmp_path / "digits", docs) == 1
     assert [run.seed for run in results.read_kept(docs)[:-1]] == [1, 1, 3]
+    extended = tmp_path / "digits" / "l2p-V4" / "seed_3-order_1+more"
+    extended.mkdir()
+    config = stored["config"] | {"scenario": stored["config"]["scenario"] | {"extends": "seed_3-order_1"}}
+    (extended / "result.json").write_text(json.dumps(stored | {"seed": 3, "config": config}))
+    assert results.keep(tmp_path / "digits", docs) == 1
+    (extended / "result.json").write_text(json.dumps(stored | {"seed": 3}))
+    with pytest.raises(UsageError, match=r"seed_3-order_1 and .*\+more are the same run"):
+        results.keep(tmp_path / "digits", docs)
 
 
 def test_tables__of_numbers_by_hand(results: ModuleType) -> None:

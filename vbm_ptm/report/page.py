@@ -225,15 +225,20 @@ class Page:
         return template.render(page=self, line_styles=list(enumerate(SERIES)))
 
     def write_figures(self, folder: Path, *, pdf: bool) -> list[Path]:
-        """Write every figure as SVG, and as PDF with its fonts if wanted; return the files."""
+        """Write every figure as SVG, and as PDF with its fonts if wanted; return the files.
+
+        PDFs of an earlier page go, as they would show other numbers.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for section in self.sections:
             for each in section.figures:
                 written.append(folder / f"{each.name}.svg")
                 written[-1].write_text(each.file, encoding="utf-8")
+                document = folder / f"{each.name}.pdf"
+                document.unlink(missing_ok=True)
                 if pdf:
-                    written.append(folder / f"{each.name}.pdf")
+                    written.append(document)
                     with styled():
                         each.figure.savefig(written[-1], metadata={"CreationDate": None})
         return written
