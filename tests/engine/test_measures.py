@@ -140,6 +140,31 @@ def test_fit__measuring_leaves_no_trace(
         assert (record.feature_drift > 0) == (name == "finetune")
 
 
+def test_fit__measures_training_images_alone(
+    benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+) -> None:
+    runs = [
+        new_run(
+            new_learner("finetune"),
+            benchmark_of_three,
+            epochs=2,
+            name=str(measured),
+            trainer={"evaluate_every_epoch": measured},
+        )
+        for measured in (True, "train")
+    ]
+    for run in runs:
+        run.trainer.fit()
+    for both, train in zip(*(run.trainer.records for run in runs), strict=True):
+        assert train.epoch_accuracy == {"train": both.epoch_accuracy["train"], "test": []}
+        assert train.degree_of_forgetting == {"train": both.degree_of_forgetting["train"]}
+        assert len(both.epoch_accuracy["test"]) == 2
+        assert train.sample_forgetting == both.sample_forgetting
+    assert {key for event in runs[1].events("epoch") for key in event if "accuracy" in key} == {
+        "train_accuracy"
+    }
+
+
 def test_fit__measures_go_on_where_a_task_was_left(
     benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
 ) -> None:

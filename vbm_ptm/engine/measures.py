@@ -8,7 +8,7 @@ Shapes: n samples of the task, N test images, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,7 @@ class Retention:
         accelerator: Devices, ranks and precision.
         loaders: Bring the images.
         images: The images with what is known of them.
+        measures_test: Measure the test images, too.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Retention:
         accelerator: Accelerator,
         loaders: Loaders,
         images: QueriedImages,
+        measures_test: bool = True,
     ) -> None:
         self._learner, self._task, self._accelerator, self._loaders = learner, task, accelerator, loaders
         self._images = images
+        self._test_rows = loaders.benchmark.test_rows(task)[: None if measures_test else 0]
         self.train: list[float] = []
         self.test: list[float] = []
         num_samples = len(loaders.benchmark.training_rows(task))
@@ -98,8 +101,8 @@ class Retention:
         self._is_visited[chosen] = True
         found = {"train_accuracy": 100 * float(self._now.mean())}
         self.train.append(found["train_accuracy"])
-        test = self._correct(benchmark.datasets.test, benchmark.test_rows(self._task))
-        if len(test):
+        if len(self._test_rows):
+            test = self._correct(benchmark.datasets.test, self._test_rows)
             found["test_accuracy"] = 100 * float(test.mean())
             self.test.append(found["test_accuracy"])
         return found
@@ -209,7 +212,7 @@ class TaskMeasures:
         task: The task.
         accelerator: Devices, ranks and precision.
         images: The images with what is known of them.
-        every_epoch: Measure retention.
+        every_epoch: Measure retention; "train": on training images alone.
         feature_drift: Measure how features move.
     """
 
@@ -220,7 +223,7 @@ class TaskMeasures:
         *,
         accelerator: Accelerator,
         images: QueriedImages,
-        every_epoch: bool,
+        every_epoch: Literal[False, True, "train"],
         feature_drift: bool,
     ) -> None:
         self._task = task
@@ -229,7 +232,12 @@ class TaskMeasures:
         self._change: float | None = None
         if every_epoch:
             self._retention = Retention(
-                learner, task, accelerator=accelerator, loaders=images.loaders, images=images
+                learner,
+                task,
+                accelerator=accelerator,
+                loaders=images.loaders,
+                images=images,
+                measures_test=every_epoch is True,
             )
         if feature_drift:
             benchmark = images.loaders.benchmark

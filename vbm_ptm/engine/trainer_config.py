@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -26,7 +26,8 @@ class TrainerConfig(Settings):
         stop_signals: Signals that save the run and end it, in addition to SIGINT and SIGTERM: those that batch systems
             send before the time limit, and that of a closed terminal.
         evaluate_every_epoch: After every epoch, measure the accuracy on the task's training and test images; this gives
-            the paper's degree of forgetting, and what samples lose between two visits. Training is not affected.
+            the paper's degree of forgetting, and what samples lose between two visits. "train" leaves the test images
+            out, which may be many. Training is not affected.
         feature_drift: Measure how much each task changes the features of the test images.
     """
 
@@ -37,8 +38,13 @@ class TrainerConfig(Settings):
     rank_timeout_minutes: float = Field(default=10.0, gt=0)
     trackers: tuple[Tracker, ...] = ()
     stop_signals: tuple[StopSignal, ...] = STOP_SIGNALS
-    evaluate_every_epoch: bool = False
+    evaluate_every_epoch: Literal[False, True, "train"] = False
     feature_drift: bool = False
+
+    @field_validator("evaluate_every_epoch", mode="before")
+    @classmethod
+    def _take_words(cls, value: Any) -> Any:
+        return {"true": True, "false": False}.get(str(value).lower(), value)
 
     @field_validator("trackers", mode="before")
     @classmethod
