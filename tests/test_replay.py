@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seeded
 from vbm_ptm.replay import (
     ChosenRows,
@@ -171,6 +172,12 @@ def test_exemplar_set__is_restored_by_a_strict_load() -> None:
     restored.load_state_dict(exemplars.state_dict())
     assert restored.rows.tolist() == exemplars.rows.tolist()
     assert quota_of(8, 3) == 2
+
+
+def test_rehearsal__extends_a_run_only_without_a_buffer() -> None:
+    Rehearsal("merged", 0).check(num_cells=5, is_extension=True)
+    with pytest.raises(UsageError, match="not part of an extension"):
+        Rehearsal("merged", 5).check(num_cells=5, is_extension=True)
 
 
 def test_trained_classes__counts_what_is_held_out() -> None:

@@ -77,7 +77,7 @@ class Rehearsal:
         Raises:
             UsageError: The buffer cannot be filled.
         """
-        if is_extension:
+        if is_extension and self.capacity:
             raise UsageError(
                 "this learner trains on images of earlier tasks again, which are not part of an extension: train on "
                 "all tasks in one run."

@@ -12,6 +12,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from vbm_ptm.backbones.batch_norm import with_global_batch_norm
+from vbm_ptm.errors import UsageError
 
 SHARES = {"4 and 3": [4, 3], "7 and 0": [7, 0]}
 
@@ -99,3 +100,10 @@ def test_global_batch_norm__on_one_rank_is_torchs_own_bit_for_bit(name: str) -> 
 def test_with_global_batch_norm__refuses_norms_it_does_not_know() -> None:
     with pytest.raises(TypeError, match="BatchNorm1d"):
         with_global_batch_norm(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+
+
+def test_global_batch_norm__says_what_to_do_with_a_single_value() -> None:
+    norm = with_global_batch_norm(nn.Sequential(nn.BatchNorm2d(5)))
+    with pytest.raises(UsageError, match="a single value per channel: a step of one image"):
+        norm(torch.randn(1, 5, 1, 1))
+    assert norm.eval()(torch.randn(1, 5, 1, 1)).shape == (1, 5, 1, 1)

@@ -327,6 +327,13 @@ def test_validate__checks_settings_against_each_other(overrides: list[str], mess
     assert message in problem
 
 
+@pytest.mark.parametrize("views_for", ["all", "current", "buffer"])
+def test_validate__divides_a_step_of_exemplars_by_the_views_of_either_kind(views_for: str) -> None:
+    overrides = [f"view_batch.views_for={views_for}", "view_batch.num_views=3", "optimization.batch_size=32"]
+    (problem,) = problems_of(dataset="digits", learner="icarl", overrides=overrides)
+    assert "the nearest batch sizes that do are 30 and 33" in problem
+
+
 def test_validate__refuses_accumulation_where_the_images_of_a_step_vote() -> None:
     overrides = ["optimization.gradient_accumulation_steps=2", "learner.batchwise_prompt=true"]
     (problem,) = problems_of(dataset="digits", learner="l2p", overrides=overrides)

@@ -51,7 +51,11 @@ def test_retention__what_samples_lose_until_they_come_back(
         return np.arange(len(rows)) < next(first_right) if split is is_train else np.array([True, False])
 
     monkeypatch.setattr(retention, "_correct", correct)
-    halves = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    own = benchmark_of_three.training_rows(benchmark_of_three.scenario.tasks[0])
+    others = benchmark_of_three.training_rows(benchmark_of_three.scenario.tasks[1])[
+        :3
+    ]  # exemplars, as it were
+    halves = [np.concatenate([others, half]) for half in (own[:5], own[5:])]
     found = [retention.measure(halves[epoch % 2]) for epoch in range(3)]
     assert [each["train_accuracy"] for each in found] == [50, 80, 30]
     assert found[0]["test_accuracy"] == 50
@@ -163,6 +167,21 @@ def test_fit__measures_training_images_alone(
     assert {key for event in runs[1].events("epoch") for key in event if "accuracy" in key} == {
         "train_accuracy"
     }
+
+
+@pytest.mark.parametrize("name", ["ease", "aper"])
+def test_fit__says_where_no_epoch_can_be_measured(
+    benchmark_of_three: Benchmark,
+    new_learner: NewLearner,
+    new_run: NewRun,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = new_run(new_learner(name), benchmark_of_three, epochs=1, trainer={"evaluate_every_epoch": True})
+    run.trainer.fit()
+    assert caplog.text.count("evaluate_every_epoch measures nothing here") == 1
+    assert all(not record.epoch_accuracy for record in run.trainer.records)
+    assert not run.events("epoch")
 
 
 def test_fit__measures_go_on_where_a_task_was_left(

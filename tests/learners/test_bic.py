@@ -73,3 +73,17 @@ def test_bic__puts_the_correction_into_the_classifier(build: Callable[..., Learn
     assert labels[held].bincount().tolist() == [1] * 5
     assert {row for row in held if int(labels[row]) < 2} <= set(exemplars)
     assert len(old) == 10
+
+
+def test_bic__says_where_no_image_can_be_held_out(
+    build: Callable[..., Learner], caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = build("bic", capacity=10)
+    labels = torch.tensor([0, 1, 2, 3] * 3 + [4])
+    values = torch.randn(len(labels), learner.backbone.width)
+    for task in TASKS:
+        learner.begin_task(task)
+        own = torch.isin(labels, torch.tensor(task.classes)).nonzero()[:, 0]
+        learner.end_task(task, lambda own=own: (values[own], labels[own], own))
+    assert "task 2: a class has a single image" in caplog.text
+    assert learner.report(TASKS[1]) == {"correction": [1.0, 0.0]}

@@ -30,3 +30,17 @@ def test_plain_head__keeps_its_rows_when_it_grows_and_aligns_the_new_ones() -> N
     lengths = torch.linalg.vector_norm(head.weight.detach(), dim=1)
     assert float(lengths[2:].mean()) == pytest.approx(float(lengths[:2].mean()), rel=1e-5)
     assert torch.equal(head.weight[:2], old)
+
+
+def test_plain_head__is_drawn_anew_from_the_generator_of_the_cpu_on_every_device() -> None:
+    with seeded(3):
+        expected = torch.nn.Linear(4, 3, bias=False).weight
+    head = PlainHead(4, 3)
+    with seeded(3):
+        head.reset_parameters()
+    assert torch.equal(head.weight, expected)
+    elsewhere = PlainHead(4, 3).to("meta")  # draws on the device itself would leave the generator alone
+    with seeded(3):
+        before = torch.default_generator.get_state()
+        elsewhere.reset_parameters()
+        assert not torch.equal(torch.default_generator.get_state(), before)

@@ -33,6 +33,8 @@ def test_map_distance__has_the_golden_value() -> None:
     maps = (torch.arange(16).double() / 16).reshape(1, 1, 4, 4)
     assert map_distance(maps, torch.zeros_like(maps)).item() == pytest.approx(0.286133, abs=1e-6)
     assert map_distance(maps[:, :, :1, :1], torch.zeros(1, 1, 1, 1).double()).item() == 0
+    rounded = maps.bfloat16() / 3
+    assert map_distance(rounded, torch.zeros_like(rounded)).item() == pytest.approx(0.286133 / 9, rel=1e-3)
 
 
 def test_map_fusion__is_the_formula() -> None:

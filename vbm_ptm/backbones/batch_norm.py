@@ -14,6 +14,8 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vbm_ptm.errors import UsageError
+
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
     """``nn.BatchNorm2d`` with training statistics over the images of all ranks; on one rank it is the same."""
@@ -36,6 +38,11 @@ def global_batch_norm(norm: nn.BatchNorm2d, values: Tensor) -> Tensor:
     """Normalise values (N,C,H,W) with a module's parameters and statistics, which it updates in training mode."""
     is_spread = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if not (norm.training and is_spread):
+        if norm.training and values.numel() == values.shape[1]:
+            raise UsageError(
+                "batch norm has a single value per channel: a step of one image, whose map has shrunk to one place. "
+                "Take larger images, or steps (and draws) of at least two."
+            )
         return F.batch_norm(
             values,
             norm.running_mean,
@@ -51,7 +58,8 @@ def global_batch_norm(norm: nn.BatchNorm2d, values: Tensor) -> Tensor:
     if norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
             norm.running_mean.lerp_(mean.to(norm.running_mean), momentum)
-            norm.running_var.lerp_((variance * count / (count - 1)).to(norm.running_var), momentum)
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            norm.running_var.lerp_(unbiased.to(norm.running_var), momentum)
     output: Tensor = normalised
     return output
 

@@ -93,10 +93,8 @@ class RunConfig(Settings):
         rehearsal, epochs = self.learner.rehearsal, self.optimization.epochs
         is_merged = rehearsal is not None and rehearsal.mode == "merged"
         num_views = self.view_batch.num_views if is_merged else self.view_batch.cycle_length
-        check_batch_arithmetic(
-            self.optimization.batch_size,
-            self.view_batch.views_per_replay if is_merged else self.view_batch.views_per_group,
-        )
+        views = self.view_batch.views_per_group, self.view_batch.views_per_replay
+        check_batch_arithmetic(self.optimization.batch_size, max(views) if is_merged else views[0])
         if epochs < num_views and not self.view_batch.allow_partial_cycle:
             raise ValueError(
                 f"optimization.epochs is {epochs} but view_batch.num_views is {num_views}: a cycle over all samples "

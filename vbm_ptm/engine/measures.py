@@ -7,6 +7,7 @@ Shapes: n samples of the task, N test images, D width.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ from vbm_ptm.engine.tracking import RunLog
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.randomness import seeded
 from vbm_ptm.storage.task_position import RetentionPosition
+
+logger = logging.getLogger(__name__)
 
 Flags = npt.NDArray[np.bool_]
 
@@ -82,18 +85,17 @@ class Retention:
         self._is_visited = np.zeros(num_samples, dtype=bool)
         self._num_lost = self._num_rests = 0
 
-    def measure(self, visited: Sequence[int]) -> dict[str, float]:
+    def measure(self, visited: npt.NDArray[np.int64]) -> dict[str, float]:
         """Measure after an epoch; return the accuracies in percent.
 
         Args:
-            visited: Positions of the samples that the epoch has visited; those that a learner rehearses beside the rows
-                of the task stand behind them and are left out.
+            visited: (m,) rows of the training split that the epoch has visited; those that are not the task's, as
+                exemplars, are left out.
         """
         benchmark = self._loaders.benchmark
         before, rows = self._now, benchmark.training_rows(self._task)
         self._now = self._correct(benchmark.datasets.train, rows)
-        chosen = np.asarray(visited, dtype=np.int64)
-        chosen = chosen[chosen < len(rows)]
+        chosen = np.isin(rows, visited).nonzero()[0]
         rested = chosen[self._is_visited[chosen]]
         self._num_rests += len(rested)
         self._num_lost += int(self._after_visit[rested].sum()) - int(before[rested].sum())
@@ -230,7 +232,14 @@ class TaskMeasures:
         self._retention: Retention | None = None
         self._drift: FeatureDrift | None = None
         self._change: float | None = None
-        if every_epoch:
+        if every_epoch and not learner.predicts_while_training:
+            if task.index == images.loaders.benchmark.first_task:
+                logger.warning(
+                    "trainer.evaluate_every_epoch measures nothing here: learner '%s' has no scores for a task's "
+                    "classes before its end",
+                    learner.config.name,
+                )
+        elif every_epoch:
             self._retention = Retention(
                 learner,
                 task,
@@ -256,7 +265,7 @@ class TaskMeasures:
         if self._retention:
             training.sampler.set_epoch(epoch)
             visited = sorted(set().union(*training.sampler.steps()))
-            found = self._retention.measure(visited)
+            found = self._retention.measure(training.rows[visited])
             log.write("epoch", task=self._task.index, epoch=epoch, **found)
 
     def end(self) -> None:

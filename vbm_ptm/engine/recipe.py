@@ -102,8 +102,8 @@ class Recipe:
             )
         if len(task.classes) == 1:
             notes.append(
-                f"task {task.index + 1} has one class: a loss over the classes of the task has nothing to "
-                "distinguish, so only the end of the task can teach the learner anything"
+                f"task {task.index + 1} has one class: a learner whose loss is over the classes of the task alone has "
+                "nothing to distinguish, and learns from the end of the task at most"
             )
         return notes
 

@@ -44,16 +44,41 @@ class CosineHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_classes, width).uniform_(-bound, bound))
         self.scale = nn.Parameter(torch.ones(()))
 
-    def widen(self, num_classes: int) -> None:
-        """Have this many columns; new ones are drawn from the global generator, the others stay."""
-        old, width = self.weight.shape
-        wider = CosineHead(width, num_classes).weight.detach().to(self.weight)
-        wider[:old] = self.weight.detach()
-        self.weight = nn.Parameter(wider)
+    @property
+    def rows(self) -> Tensor:
+        """The row (K, D) of each class."""
+        return self.weight
 
-    def forward(self, features: Tensor, *, num_fixed: int = 0) -> Tensor:
-        """Return logits (N,K) for features (N,D), not rounded by autocast; the first rows may get no gradient."""
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (N,K) for features (N,D), not rounded by autocast."""
         with torch.autocast(features.device.type, enabled=False):
             features = features.to(self.weight.dtype)
-            rows = F.normalize(torch.cat([self.weight[:num_fixed].detach(), self.weight[num_fixed:]]), dim=1)
-            return self.scale * (F.normalize(features, dim=1) @ rows.T)
+            return self.scale * (F.normalize(features, dim=1) @ F.normalize(self.rows, dim=1).T)
+
+
+class GrowingCosineHead(CosineHead):
+    """A ``CosineHead`` whose rows of earlier classes stay as they are: no gradient and no weight decay changes them.
+
+    ``known`` (K_old, D) holds these, ``weight`` (K - K_old, D) those of the task's classes.
+
+    Args:
+        width: D.
+    """
+
+    known: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 0)
+        self.register_buffer("known", torch.empty(0, width))
+
+    def widen(self, num_classes: int) -> None:
+        """Have this many columns: those that are there become known, new ones are drawn from the global generator."""
+        self.known = self.rows.detach().clone()
+        num_known, width = self.known.shape
+        new = CosineHead(width, num_classes - num_known).weight.detach()
+        self.weight = nn.Parameter(new.to(self.known))
+
+    @property
+    def rows(self) -> Tensor:
+        """The row (K, D) of each class, earlier ones first."""
+        return torch.cat([self.known, self.weight])

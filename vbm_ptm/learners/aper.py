@@ -51,6 +51,7 @@ class APER(Learner):
     config_class = APERConfig
     trained_parts = "an adapter, in the first task"
     predicts_from_query = True
+    predicts_while_training = False
     backbone_class = Backbone
 
     def __init__(self, backbone: Backbone, config: APERConfig, *, num_tasks: int) -> None:

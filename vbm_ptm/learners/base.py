@@ -118,6 +118,8 @@ class Learner(Rehearsing):
     has_task_experts: ClassVar[bool] = False
     # Whether ``predict`` rules seen classes out (-inf): task-incremental accuracy is then that of the task's expert.
     rules_out_classes: ClassVar[bool] = False
+    # Whether ``predict`` tells a task's classes apart before ``end_task``; if not, no epoch can be measured.
+    predicts_while_training: ClassVar[bool] = True
     # Whether ``predict`` depends on the query alone: with a known query the images may be an empty tensor.
     predicts_from_query: ClassVar[bool] = False
     # Whether the method is defined where tasks share their classes (domain-incremental).

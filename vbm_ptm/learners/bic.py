@@ -16,6 +16,7 @@ Differs from the official code in:
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +31,8 @@ from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutpu
 from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher, softened_divergence
 from vbm_ptm.replay import ExemplarSet, Rehearsal, is_held_out, kept_sizes, num_held_out
+
+logger = logging.getLogger(__name__)
 
 # Regularisation towards alpha = 1 and beta = 0: for separable classes the cross-entropy alone has no minimum.
 _PULL = 1e-3
@@ -109,6 +112,11 @@ class BiC(Learner):
             held = all_rows[is_held_out(all_rows, all_labels, share=self.config.held_out)].tolist()
             if held:
                 self._correct(*features(held)[:2])
+            else:
+                logger.warning(
+                    "task %d: a class has a single image, so that none is held out: BiC does not correct its columns",
+                    task.index + 1,
+                )
         self.exemplars.add(values, labels, rows, task=task.index)
 
     def report(self, task: Task) -> dict[str, Any]:

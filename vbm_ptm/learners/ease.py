@@ -61,6 +61,7 @@ class EASE(Learner):
     has_task_experts = True
     takes_domains = False
     predicts_from_query = True
+    predicts_while_training = False
     backbone: PromptableViT
 
     def __init__(self, backbone: PromptableViT, config: EASEConfig, *, num_tasks: int) -> None:

@@ -44,14 +44,16 @@ def map_distance(maps: Tensor, taught: Tensor) -> Tensor:
     """Return the mean squared difference of each image (N,) between two maps (N,C,h,w), over several sizes of them.
 
     The maps as they are count 1; pooled to 4, 2 and 1 places a side, where that is smaller, each half of the one
-    before; the sum is divided by the sum of these weights.
+    before; the sum is divided by the sum of these weights. In float32 or better, also under autocast.
     """
-    total = (maps - taught).square().mean((1, 2, 3))
+    exact = torch.promote_types(maps.dtype, torch.float32)
+    difference = maps.to(exact) - taught.to(exact)
+    total = difference.square().mean((1, 2, 3))
     weight = sum_of_weights = 1.0
     for side in _SIDES:
         if side < min(maps.shape[2:]):
             weight /= 2
             sum_of_weights += weight
-            pooled = F.adaptive_avg_pool2d(maps - taught, side)
+            pooled = F.adaptive_avg_pool2d(difference, side)
             total = total + weight * pooled.square().mean((1, 2, 3))
     return total / sum_of_weights

@@ -23,9 +23,11 @@ class PlainHead(nn.Linear):
             nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
 
     def reset_parameters(self) -> None:
-        """Draw all weights from the global generator, by torch's law."""
+        """Draw all weights by torch's law from the CPU's generator, which is seeded alike on all ranks."""
         if self.out_features:
-            super().reset_parameters()
+            drawn = nn.Linear(self.in_features, self.out_features, bias=False, dtype=self.weight.dtype).weight
+            with torch.no_grad():
+                self.weight.copy_(drawn)
 
     def widen(self, num_columns: int) -> None:
         """Have this many columns; new ones are drawn from the global generator, the others stay."""

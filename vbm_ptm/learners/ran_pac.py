@@ -70,6 +70,7 @@ class RanPAC(Learner):
     config_class = RanPACConfig
     trained_parts = "nothing, or an adaptation in the first task"
     predicts_from_query = True
+    predicts_while_training = False
     backbone_class = Backbone
     projection: Tensor | None
     gram: Tensor

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
-from vbm_ptm.heads import CosineHead
+from vbm_ptm.heads import GrowingCosineHead
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput
 from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.learners.teacher import Teacher
@@ -74,7 +74,7 @@ class UCIR(Learner):
     def __init__(self, backbone: Backbone, config: UCIRConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
         self.backbone.requires_grad_(True)
-        self.head = CosineHead(backbone.width, 0)
+        self.head = GrowingCosineHead(backbone.width)
         self.exemplars = ExemplarSet(config.capacity)
         self.teacher = Teacher()
 
@@ -89,19 +89,23 @@ class UCIR(Learner):
         """Give the rows of new classes the direction of their mean features, and the mean norm of earlier rows."""
         if task.index:
             values, labels, _ = features()
-            norm = self.head.weight[: self.num_known_classes].norm(dim=1).mean()
+            norm = self.head.known.norm(dim=1).mean()
             for column in labels.unique().tolist():
                 mean = F.normalize(values[labels == column], dim=1).mean(0)
-                self.head.weight.data[column] = norm * F.normalize(mean, dim=0).to(self.head.weight)
+                row = norm * F.normalize(mean, dim=0).to(self.head.weight)
+                self.head.weight.data[column - self.num_known_classes] = row
 
     def forward(self, images: Tensor, labels: Tensor) -> LearnerOutput:
         """Return logits (N, seen), and of each image the change of direction and the missing margin."""
         features = self.backbone.features(images)
-        logits, auxiliary = self.head(features, num_fixed=self.num_known_classes), {}
+        logits, auxiliary = self.head(features), {}
         if self.teacher:
             known, config = self.num_known_classes, self.config
             weight = config.distillation_weight * math.sqrt(known / (self.num_seen_classes - known))
-            auxiliary["direction"] = weight * (1 - F.cosine_similarity(features, self.teacher(images)))
+            with torch.autocast(images.device.type, enabled=False):
+                exact = torch.promote_types(features.dtype, torch.float32)
+                cosine = F.cosine_similarity(features.to(exact), self.teacher(images).to(exact))
+            auxiliary["direction"] = weight * (1 - cosine)
             auxiliary["margin"] = config.margin_weight * missing_margin(
                 logits / self.head.scale,
                 labels,
