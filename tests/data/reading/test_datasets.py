@@ -271,6 +271,61 @@ def test_load_image_dataset__names_splits_that_are_there(tmp_path: Path) -> None
         load(tmp_path / "files")
 
 
+def one_split(folder: Path, form: str, name: str) -> Path:
+    """Write ten images of two classes whose only split has this name; return the path."""
+    rows = table(["a", "b"] * 5)
+    if form == "folder":
+        return write_pictures(folder, *(f"{name}/{label}/{n}.png" for label in "ab" for n in range(5)))
+    if form == "saved":
+        rows.save_to_disk(folder)
+    elif form == "saved splits":
+        DatasetDict({name: rows}).save_to_disk(folder)
+    else:
+        folder.mkdir()
+        rows.to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["folder", "parquet", "saved", "saved splits"])
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("validation", {}),
+        ("val", {}),
+        ("test", {"test_split": None}),
+        ("train", {"test_split": None}),
+    ],
+)
+def test_load_image_dataset__never_tests_on_the_training_split(
+    form: str, name: str, splits: dict[str, Any], tmp_path: Path
+) -> None:
+    found = load(one_split(tmp_path / "set", form, name), train_split=name, **splits)
+    assert (len(found.train), len(found.test)) == (8, 2)
+    assert not {*sources(found.train)} & {*sources(found.test)}
+    assert found.record.held_out is not None
+
+
+def test_load_image_dataset__one_file_is_one_split_whatever_its_case(tmp_path: Path) -> None:
+    found = load(one_split(tmp_path / "set", "parquet", "validation"), train_split="Validation")
+    assert (len(found.train), len(found.test)) == (8, 2)
+
+
+@pytest.mark.parametrize("form", ["folder", "parquet", "saved splits", "digits"])
+def test_load_image_dataset__leaves_a_test_split_unused_if_asked(form: str, tmp_path: Path) -> None:
+    rows = {"train": table(["a", "b"] * 5), "test": table(["a", "b"])}
+    if form == "folder":
+        write_split(tmp_path, ["a", "b"], num_train=5, num_test=1)
+    elif form == "parquet":
+        for name, split in rows.items():
+            split.to_parquet(tmp_path / f"{name}.parquet")
+    elif form == "saved splits":
+        DatasetDict(rows).save_to_disk(tmp_path)
+    where: dict[str, Any] = {"source": "builtin:digits"} if form == "digits" else {"path": tmp_path}
+    found = load_image_dataset(DatasetSpec(name="toy", test_split=None, **where))
+    assert len(found.train) + len(found.test) == (1437 if form == "digits" else 10)
+    assert found.record.held_out == "0.2 of every class, as dataset.test_split is null"
+
+
 def test_load_image_dataset__names_an_unreadable_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_bytes(b"no parquet")
     with pytest.raises(UsageError, match=r"cannot read the parquet file '.*train\.parquet'"):

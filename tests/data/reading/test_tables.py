@@ -619,3 +619,13 @@ def test_rows__are_the_same_in_every_form_of_table(tmp_path: Path) -> None:
     DatasetDict(train=train.select([5, 2, 7, 0, 1, 4, 6, 3]), test=test).save_to_disk(tmp_path / "shuffled")
     hashes = {load(tmp_path / name).split_sha256 for name in ("x", "saved", "shuffled")}
     assert len(hashes) == 1
+
+
+def test_metadata__beside_the_images_of_a_split_is_no_table(tmp_path: Path) -> None:
+    for number in range(4):
+        file = tmp_path / ("train", "test")[number % 2] / "a" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(picture(0, of=1, number=number, file_format="PNG"))
+    write_table(tmp_path / "train" / "metadata.parquet", ["a"] * 2)
+    found = load(tmp_path)
+    assert (found.record.kind, len(found.train), len(found.test)) == ("folder", 2, 2)

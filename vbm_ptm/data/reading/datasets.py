@@ -62,7 +62,7 @@ class DatasetSpec(Settings):
         label_column: Column with the class: class labels, integers or text (tables only).
         domain_column: Column with the domain (tables only).
         train_split: Name of the training split or folder.
-        test_split: Name of the test split or folder.
+        test_split: Name of the test split or folder; null: a part of the training split is held out.
         domains: Use only these domains; default: all.
         split_file: CSV with columns path, split (train or test) and optionally label and domain. It alone decides which
             image belongs to which split, as ``vbm-ptm split`` writes it; it overrides the lists.
@@ -96,7 +96,7 @@ class DatasetSpec(Settings):
     label_column: str = "label"
     domain_column: str | None = None
     train_split: str = "train"
-    test_split: str = "test"
+    test_split: str | None = "test"
     domains: tuple[str, ...] | None = Field(default=None, min_length=1)
     split_file: AbsolutePath | None = None
     train_list: ListFiles | None = None
@@ -117,7 +117,9 @@ class DatasetSpec(Settings):
         if self.on_bad_image == "skip" and self.verify == "none":
             raise ValueError("on_bad_image=skip has to decode every image, which verify=none rules out")
         if self.train_split == self.test_split:
-            raise ValueError(f"train_split and test_split are both '{self.train_split}'")
+            raise ValueError(
+                f"train_split and test_split are both '{self.train_split}': set test_split=null to hold a part out"
+            )
         if self.test_list and not self.train_list:
             raise ValueError(
                 "test_list names the test images, but the training images are not given: set train_list"
@@ -354,7 +356,8 @@ def _open(spec: DatasetSpec, *, reads_test: bool) -> Source:
     if spec.source.startswith("builtin:"):
         if spec.source != DIGITS:
             raise UsageError(f"dataset.source: {unknown_name('built-in data set', spec.source, [DIGITS])}")
-        return open_digits()
+        digits = open_digits()
+        return digits if spec.test_split else replace(digits, test=None, has_test=False)
     return open_hub(
         spec.source,
         config_name=spec.config_name,
@@ -395,7 +398,8 @@ def _settle_splits(
     if source.test is not None:
         return train, source.test, None
     if spec.validation_fraction == 0:
-        held_out = f"{spec.test_fraction:g} of every class, as there is no test split"
+        why = "there is no test split" if spec.test_split else "dataset.test_split is null"
+        held_out = f"{spec.test_fraction:g} of every class, as {why}"
         train, test = hold_out(train, spec.test_fraction, "test")
     else:
         held_out = f"{spec.validation_fraction:g} of every class, for validation; "

@@ -84,7 +84,7 @@ def read_image_folder(
     *,
     layout: Layout = "auto",
     train_split: str = "train",
-    test_split: str = "test",
+    test_split: str | None = "test",
     reads_test: bool = True,
 ) -> ImageFolder:
     """List the images of a folder by split and class, without opening any.
@@ -96,7 +96,8 @@ def read_image_folder(
         layout: "auto" decides between split and flat by what the training folder contains, and refuses what is
             ambiguous.
         train_split: Name of the training folder.
-        test_split: Name of the test folder; for "test", also val, valid and validation are looked for.
+        test_split: Name of the test folder; for "test", also val, valid and validation are looked for; None for no
+            test images.
         reads_test: If false, the content of the test folder is neither listed nor checked.
 
     Raises:
@@ -120,7 +121,7 @@ def read_image_folder(
             f"'{root}' has no class folders with images in '{train_split}/', which dataset.layout=split "
             f"needs. There are: {', '.join(tree.top_folders) or 'no folders'}. {expected_tree(root)}"
         )
-    test = _test_folder(root, tree, test_split, is_judged=reads_test)
+    test = _test_folder(root, tree, train_split, test_split, is_judged=reads_test)
     if test is not None and reads_test:
         if tree.nested[test] == 0:
             raise UsageError(
@@ -257,7 +258,7 @@ def _is_text(name: str) -> bool:
 
 
 def _detect_layout(
-    root: Path, tree: _Tree, train_split: str, test_split: str, *, reads_test: bool
+    root: Path, tree: _Tree, train_split: str, test_split: str | None, *, reads_test: bool
 ) -> Literal["split", "flat"]:
     advice = _layouts_that_fit(tree, train_split)
     if tree.nested[train_split] and tree.direct[train_split]:
@@ -276,7 +277,7 @@ def _detect_layout(
         _refuse_domains(root, tree)
         _refuse_one_too_high(root, tree)
         return "flat"
-    test = _test_folder(root, tree, test_split, is_judged=False)
+    test = _test_folder(root, tree, train_split, test_split, is_judged=False)
     strays = [
         name
         for name in tree.top_folders
@@ -346,19 +347,25 @@ def _refuse_missing_folders(root: Path, tree: _Tree, layout: FoundLayout) -> Non
         )
 
 
-def _refuse_unused_split_names(root: Path, tree: _Tree, train_split: str, test_split: str) -> None:
+def _refuse_unused_split_names(root: Path, tree: _Tree, train_split: str, test_split: str | None) -> None:
     """Raise if a split was named explicitly that a flat folder does not have."""
     for key, name, default in (("train", train_split, "train"), ("test", test_split, "test")):
-        if name != default:
+        if name not in (default, None):
             raise UsageError(f"in '{root}': {unknown_name(f'dataset.{key}_split', name, tree.top_folders)}")
 
 
-def _test_folder(root: Path, tree: _Tree, test_split: str, *, is_judged: bool = True) -> str | None:
+def _test_folder(
+    root: Path, tree: _Tree, train_split: str, test_split: str | None, *, is_judged: bool = True
+) -> str | None:
     """Return the folder with the test split, or None if images have to be held out."""
+    if test_split is None:
+        return None
     if test_split != "test" and test_split not in tree.top_folders:
-        raise UsageError(f"in '{root}': {unknown_name('dataset.test_split', test_split, tree.top_folders)}")
+        raise UsageError(
+            f"in '{root}': {unknown_name('dataset.test_split', test_split, tree.top_folders)} Null holds images out."
+        )
     for name in (test_split,) if test_split != "test" else TEST_SPLIT_NAMES:
-        if name in tree.top_folders:
+        if name in tree.top_folders and name != train_split:
             if tree.direct[name] or tree.nested[name] or not is_judged:
                 return name
             raise UsageError(

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 import datasets
 import huggingface_hub
@@ -32,6 +33,11 @@ logger = logging.getLogger(__name__)
 DIGITS = "builtin:digits"
 _HUB_TIMEOUT_SECONDS = 5.0
 _EXPECTED_TABLE = "Give a parquet file, or a folder with train*.parquet and test*.parquet."
+
+
+class _SplitNames(TypedDict):
+    train_split: str
+    test_split: str | None
 
 
 def open_digits() -> Source:
@@ -70,7 +76,7 @@ def open_path(
     settings: TableSettings,
     layout: Layout,
     train_split: str,
-    test_split: str,
+    test_split: str | None,
     reads_test: bool = True,
 ) -> Source:
     """Open whatever is at a path: an image folder, parquet files, or a saved Hugging Face data set.
@@ -80,7 +86,7 @@ def open_path(
         settings: How tables are read.
         layout: Layout of an image folder.
         train_split: Name of the training split.
-        test_split: Name of the test split.
+        test_split: Name of the test split; None to hold images out.
         reads_test: If false, test images are neither read nor checked.
 
     Raises:
@@ -94,7 +100,7 @@ def open_path(
         expected = _EXPECTED_TABLE if is_table else expected_tree(path, layout)
         raise UsageError(f"dataset.path: '{path}' does not exist.{hint} {expected}")
     path = path.absolute()
-    names = {"train_split": train_split, "test_split": test_split}
+    names = _SplitNames(train_split=train_split, test_split=test_split)
     if path.is_file():
         if path.suffix.lower() != ".parquet":
             raise UsageError(
@@ -125,7 +131,7 @@ def open_hub(
     revision: str | None,
     settings: TableSettings,
     train_split: str,
-    test_split: str,
+    test_split: str | None,
     reads_test: bool = True,
 ) -> Source:
     """Open a data set of the Hugging Face Hub, from the cache if it is there."""
@@ -156,7 +162,7 @@ def _png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def _open_folder(
-    root: Path, layout: Layout, *, train_split: str, test_split: str, reads_test: bool
+    root: Path, layout: Layout, *, train_split: str, test_split: str | None, reads_test: bool
 ) -> Source:
     try:
         found = read_image_folder(
@@ -204,7 +210,7 @@ def _open_parquet(
     settings: TableSettings,
     *,
     train_split: str,
-    test_split: str,
+    test_split: str | None,
     reads_test: bool,
     ignored: Sequence[str],
 ) -> Source:
@@ -234,7 +240,7 @@ def _open_parquet(
 
 
 def _open_saved(
-    path: Path, settings: TableSettings, *, train_split: str, test_split: str, reads_test: bool
+    path: Path, settings: TableSettings, *, train_split: str, test_split: str | None, reads_test: bool
 ) -> Source:
     if "::" in str(path):
         raise UsageError(
@@ -249,12 +255,13 @@ def _open_saved(
             f"cannot read the saved data set '{path}': {stand_in or _first_line(error)}."
         ) from error
     is_whole = not isinstance(saved, DatasetDict)
+    # One table has no test split, whatever it is called.
     return _open_tables(
         {train_split: saved} if is_whole else saved,
         str(path),
         settings,
         train_split=train_split,
-        test_split="test" if is_whole else test_split,
+        test_split=None if is_whole else test_split,
         reads_test=reads_test,
         record=SourceRecord(kind="saved data set", location=str(path)),
         folder=path,
@@ -267,7 +274,7 @@ def _open_tables(
     settings: TableSettings,
     *,
     train_split: str,
-    test_split: str,
+    test_split: str | None,
     reads_test: bool,
     record: SourceRecord,
     folder: Path | None = None,

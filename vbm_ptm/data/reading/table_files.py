@@ -38,7 +38,7 @@ class TableFiles:
     ignored: tuple[str, ...]
 
 
-def find_tables(root: Path, *, train_split: str, test_split: str) -> TableFiles | None:
+def find_tables(root: Path, *, train_split: str, test_split: str | None) -> TableFiles | None:
     """Return the files of every split of a folder; None if it holds no tables.
 
     Raises:
@@ -48,7 +48,7 @@ def find_tables(root: Path, *, train_split: str, test_split: str) -> TableFiles 
         files = _parquet_files(folder)
         splits = {
             name: found
-            for name in (train_split, test_split, *TEST_SPLIT_NAMES)
+            for name in (train_split, *_other_names(train_split, test_split))
             if (found := [*_files_of(name, files), *_files_inside(folder, name)])
         }
         for name, found in splits.items():
@@ -86,17 +86,27 @@ def refuse_tables_below(root: Path) -> None:
 
 
 def pick_splits(
-    splits: Mapping[str, T], location: str, *, train_split: str, test_split: str
+    splits: Mapping[str, T], location: str, *, train_split: str, test_split: str | None
 ) -> tuple[T, T | None, str | None]:
-    """Return the training split, the test split and its name; for "test", its usual other names are looked for too."""
+    """Return the training split, the test split and its name, if there is one besides the training split.
+
+    For "test", its usual other names are looked for too; None is for no test split.
+    """
     if train_split not in splits:
         raise UsageError(f"in '{location}': {unknown_name('dataset.train_split', train_split, splits)}")
-    if test_split in splits:
-        return splits[train_split], splits[test_split], test_split
-    if test_split != "test":
-        raise UsageError(f"in '{location}': {unknown_name('dataset.test_split', test_split, splits)}")
-    name = next((name for name in TEST_SPLIT_NAMES if name in splits), None)
+    if test_split not in (None, "test", *splits):
+        raise UsageError(
+            f"in '{location}': {unknown_name('dataset.test_split', str(test_split), splits)} Null holds images out."
+        )
+    wanted = {None: (), "test": TEST_SPLIT_NAMES}.get(test_split, (str(test_split),))
+    name = next((name for name in wanted if name in splits and name != train_split), None)
     return splits[train_split], splits[name] if name else None, name
+
+
+def _other_names(train_split: str, test_split: str | None) -> list[str]:
+    """Return the names of splits to look for beside the training split, whose files are told by names of any case."""
+    names = [*([test_split] if test_split else []), *TEST_SPLIT_NAMES]
+    return [name for name in names if name.casefold() != train_split.casefold()]
 
 
 def _parquet_files(folder: Path) -> list[Path]:
@@ -114,7 +124,8 @@ def _files_of(split: str, files: Iterable[Path]) -> list[Path]:
 def _files_inside(folder: Path, split: str) -> list[Path]:
     """Return the files in a split's own folder: one of any name, or numbered parts."""
     for name in (split, f"split={split}", f"{split}.parquet"):
-        files = _parquet_files(folder / name)
+        # metadata.parquet describes the images of a folder
+        files = [file for file in _parquet_files(folder / name) if file.name != "metadata.parquet"]
         if len(files) <= 1 and files:
             return files
         parts = [file for file in files if _ANY_PART.fullmatch(file.name)]
