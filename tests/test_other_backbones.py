@@ -92,14 +92,29 @@ def test_build__refuses_prompt_learners_by_name(tree_on: Callable[..., Tree]) ->
         build(compose(tree=tree_on("l2p")).validate())
 
 
-def test_build__refuses_micro_batches_where_batch_norms_are_trained(tree_on: Callable[..., Tree]) -> None:
-    tree = tree_on("finetune")
+@pytest.mark.parametrize(
+    ("learner", "settings"),
+    [
+        ("finetune", {}),
+        ("ran_pac", {"first_session": {"kind": "finetune"}}),
+        ("aper", {"first_session": {"kind": "finetune"}}),
+    ],
+)
+def test_build__refuses_micro_batches_where_batch_norms_are_trained(
+    tree_on: Callable[..., Tree], learner: str, settings: Tree
+) -> None:
+    tree = tree_on(learner)
+    tree["learner"] |= settings
     tree["optimization"]["gradient_accumulation_steps"] = 2
     with pytest.raises(UsageError, match=r"gradient_accumulation_steps is 2.*batch norms"):
         build(compose(tree=tree).validate())
-    frozen = tree_on("linear_probe")
-    frozen["optimization"]["gradient_accumulation_steps"] = 2
-    build(compose(tree=frozen).validate())
+
+
+def test_build__takes_micro_batches_where_batch_norms_are_frozen(tree_on: Callable[..., Tree]) -> None:
+    for learner in ("linear_probe", "ran_pac"):
+        frozen = tree_on(learner)
+        frozen["optimization"]["gradient_accumulation_steps"] = 2
+        build(compose(tree=frozen).validate())
 
 
 def test_build__refuses_a_fresh_final_norm_without_a_vit(tree_on: Callable[..., Tree]) -> None:

@@ -13,9 +13,9 @@ from vbm_ptm.data.reading.datasets import load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.data.transforms import TransformsConfig, build_transforms
 from vbm_ptm.data.view_transforms import ViewTransforms
+from vbm_ptm.engine.contract import check_micro_batches
 from vbm_ptm.engine.objective import ViewBatchObjective
 from vbm_ptm.engine.recipe import Recipe
-from vbm_ptm.errors import UsageError
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.randomness import seed_for, seeded
@@ -62,6 +62,8 @@ def build(
         first_task, num_planned = 0, len(scenario.tasks)
     learner = build_learner(config, num_tasks=num_planned)
     learner.check_room(len(scenario.tasks))
+    for task in scenario.tasks:
+        learner.check_task(task)
     if learner.rehearsal is not None:
         num_cells = sum(len(task.classes) for task in scenario.tasks)
         learner.rehearsal.check(num_cells=num_cells, is_extension=first_task > 0)
@@ -104,10 +106,5 @@ def build_learner(config: RunConfig, *, num_tasks: int) -> Learner:
     )
     with seeded(seed_for("learner", seed=config.seed)):
         learner = method(backbone, config.learner, num_tasks=num_tasks)
-    num_parts = config.optimization.gradient_accumulation_steps
-    if num_parts > 1 and backbone.has_batch_norm and not learner.backbone_is_frozen:
-        raise UsageError(
-            f"optimization.gradient_accumulation_steps is {num_parts}, but backbone '{config.backbone.name}' has batch "
-            "norms, which normalise a step as a whole: take 1, or more ranks."
-        )
+    check_micro_batches(learner, config.optimization.gradient_accumulation_steps)
     return learner

@@ -16,6 +16,7 @@ from vbm_ptm.backbones import (
     PromptableViT,
     build_backbone,
     load_backbone,
+    trains_batch_norm,
 )
 from vbm_ptm.errors import UsageError
 from vbm_ptm.randomness import seeded
@@ -44,7 +45,7 @@ def test_load_backbone__draws_resnet18_by_the_seed_and_says_so() -> None:
     assert one.weights == same.weights
     assert one.weights.sha256 != other.weights.sha256
     assert all(torch.equal(tensor, same.state_dict()[key]) for key, tensor in one.state_dict().items())
-    assert (one.width, one.preprocessing.image_size, one.has_batch_norm) == (32, 32, True)
+    assert (one.width, one.preprocessing.image_size, trains_batch_norm(one)) == (32, 32, True)
     assert one.features(torch.randn(2, 3, 32, 32)).shape == (2, 32)
 
 

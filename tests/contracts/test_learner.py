@@ -257,15 +257,21 @@ def test_learner__keeps_to_what_it_says_in_every_scenario(build: Build, scenario
         assert learner.statistics_size(sizes) == kept
 
 
-def test_learner__takes_domains_or_refuses_them_by_name(build: Build) -> None:
-    learner, first = build(), SCENARIOS["domains"].tasks[0]
+@pytest.mark.parametrize(
+    "task",
+    [Task(1, (2, 3), (2, 3), 4, "photo"), Task(1, (0, 2), (2,), 3), Task(1, (0, 1), (), 2)],
+    ids=["domain", "more", "only_more"],
+)
+def test_learner__takes_classes_again_or_refuses_them_by_name(build: Build, task: Task) -> None:
+    learner, first = build(), EQUAL.tasks[0]
+    learner.begin_task(first)
     if learner.takes_domains:
-        learner.begin_task(first)
-        assert learner.tasks == [first]
+        learner.begin_task(task)
+        assert learner.tasks == [first, task]
         return
-    with pytest.raises(UsageError, match=f"'{learner.config.name}' is not defined for domains"):
-        learner.begin_task(first)
-    assert learner.tasks == []
+    with pytest.raises(UsageError, match=f"'{learner.config.name}' is not defined where a class comes back"):
+        learner.begin_task(task)
+    assert learner.tasks == [first]
 
 
 @pytest.mark.parametrize(

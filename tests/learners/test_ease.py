@@ -127,6 +127,6 @@ def test_ease__dropout_is_off_wherever_features_are_taken(
 
 def test_ease__is_refused_where_classes_come_back(build: Build) -> None:
     learner = build("ease")
-    with pytest.raises(UsageError, match="'ease' is not defined for domains"):
+    with pytest.raises(UsageError, match="'ease' is not defined where a class comes back"):
         learner.begin_task(Task(0, (0, 1), (0, 1), 2, "photo"))
     assert len(learner.experts) == 0

@@ -190,5 +190,5 @@ def test_residual_mlp__is_the_formula() -> None:
 
 
 def test_hide_prompt__is_refused_where_classes_come_back(new: Build) -> None:
-    with pytest.raises(UsageError, match="not defined for domains"):
+    with pytest.raises(UsageError, match="not defined where a class comes back"):
         new().begin_task(Task(0, (0, 1), (0, 1), 2, "photo"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from miniatures import write_toy_folder
 
+from vbm_ptm.building import build
 from vbm_ptm.check.preflight import survey
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import TrainingInterrupted, UsageError
@@ -19,6 +20,7 @@ from vbm_ptm.experiment import run
 from vbm_ptm.extending import extend
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.extension import default_output, extension_config
+from vbm_ptm.runs.resuming import earlier_state
 from vbm_ptm.runs.stored_learner import evaluate, evaluate_on, predict
 
 Tree = dict[str, Any]
@@ -192,6 +194,20 @@ def test_extend__by_images_of_known_classes_alone(
     assert result["tasks"][2] == []
     assert len(result["class_names"]) == 4
     assert result["task_records"][2]["num_steps"] == 2
+
+
+@pytest.mark.slow
+def test_extend__refuses_known_classes_where_the_learner_is_not_defined_for_them(
+    small_tree: Callable[..., Tree], tmp_path: Path
+) -> None:
+    run(small_tree("ease"), output=tmp_path / "first")
+    more = str(write_toy_folder(tmp_path / "more", ["class_01", "class_12"]))
+    config = extension_config(tmp_path / "first", dataset=more, is_more_data=True)
+    with pytest.raises(UsageError, match="'ease' is not defined where a class comes back"):
+        build(config, earlier=earlier_state(config))
+    with pytest.raises(UsageError, match="'ease' is not defined where a class comes back"):
+        extend(tmp_path / "first", dataset=more, output=tmp_path / "second", is_more_data=True)
+    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from vbm_ptm.backbones.adaptations import Adaptation
 from vbm_ptm.backbones.choosing import BackboneConfig, build_backbone, load_backbone
 from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.backbones.loading import build_vit, hub_facts, list_backbones, load_vit
-from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, evaluating
+from vbm_ptm.backbones.support import Backbone, Preprocessing, WeightsRecord, evaluating, trains_batch_norm
 from vbm_ptm.backbones.vit import PromptableViT
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "list_backbones",
     "load_backbone",
     "load_vit",
+    "trains_batch_norm",
 ]

@@ -139,7 +139,8 @@ class Backbone(nn.Module):
         with evaluating(self):
             return self.features(images)
 
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether, in training, the features of an image depend on the other images of its batch."""
-        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())
+
+def trains_batch_norm(module: nn.Module) -> bool:
+    """Return whether a batch norm inside is trained: what an image becomes then depends on the others of its batch."""
+    norms = (part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+    return any(parameter.requires_grad for norm in norms for parameter in norm.parameters())

@@ -1,7 +1,8 @@
 """The contract of a learner, checked where a breach would silently spoil a run.
 
-Parameters are checked when a task begins, the output of its first training forward before the weights move, and all
-tensors and scores when it ends. Every check gives the same result on all ranks.
+Micro-batches are checked when the learner is built, parameters when a task begins, the output of its first training
+forward before the weights move, and all tensors and scores when it ends. Every check gives the same result on all
+ranks.
 Shapes: N images of this rank, K columns of the logits.
 """
 
@@ -14,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from vbm_ptm.backbones import trains_batch_norm
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner, LearnerOutput
@@ -23,6 +25,23 @@ RESERVED_TERMS = frozenset(
     {"loss", "cross_entropy", "supervised", "consistency", "accuracy", "gradient_norm"}
     | {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
 )
+
+
+def check_micro_batches(learner: Learner, num_parts: int) -> None:
+    """Refuse to cut a step of a learner that trains batch norms.
+
+    Args:
+        learner: Before its first task.
+        num_parts: Micro-batches of a step.
+
+    Raises:
+        UsageError: There are several, and the learner trains a batch norm.
+    """
+    if num_parts > 1 and trains_batch_norm(learner):
+        raise UsageError(
+            f"optimization.gradient_accumulation_steps is {num_parts}, but learner '{learner.config.name}' trains "
+            "batch norms, which normalise a step as a whole: take 1, or more ranks."
+        )
 
 
 def check_parameters(learner: Learner) -> None:

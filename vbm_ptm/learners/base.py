@@ -122,7 +122,7 @@ class Learner(Rehearsing):
     predicts_while_training: ClassVar[bool] = True
     # Whether ``predict`` depends on the query alone: with a known query the images may be an empty tensor.
     predicts_from_query: ClassVar[bool] = False
-    # Whether the method is defined where tasks share their classes (domain-incremental).
+    # Whether the method is defined where tasks share classes: in domains, or with more images of known classes.
     takes_domains: ClassVar[bool] = True
     # What kind of backbone the method needs: a ViT that takes prompts, or just features (``Backbone``). A method
     # for ViTs also narrows the annotation of ``backbone``.
@@ -193,11 +193,7 @@ class Learner(Rehearsing):
         """Grow for the task and set ``requires_grad`` of every parameter; overrides call this first."""
         if task.index != len(self.tasks):
             raise ValueError(f"task {task.index} cannot begin after {len(self.tasks)} tasks")
-        if task.domain is not None and not self.takes_domains:
-            raise UsageError(
-                f"learner '{self.config.name}' is not defined for domains (scenario.kind domain_incremental), where a "
-                "class comes back in every task; take a class-incremental scenario or another learner."
-            )
+        self.check_task(task)
         self.tasks.append(task)
         self.tallies = {}
         self.task_columns = self.columns(task.classes, self.task_columns.device)
@@ -301,6 +297,14 @@ class Learner(Rehearsing):
     def statistics_size(self, class_sizes: Sequence[int]) -> int:
         """Return the numbers that ``end_task`` will keep for classes with these numbers of training images."""
         return 0
+
+    def check_task(self, task: Task) -> None:
+        """Refuse a task that holds classes of earlier ones, or may do so, if the method is not defined for that."""
+        if not self.takes_domains and (task.domain is not None or task.classes != task.new_classes):
+            raise UsageError(
+                f"learner '{self.config.name}' is not defined where a class comes back (scenario.kind "
+                "domain_incremental, scenario.allow_known_classes): take tasks of new classes, or another learner."
+            )
 
     def check_room(self, num_tasks: int) -> None:
         """Refuse this many tasks if the method has no room for them; a run may be extended beyond its plan."""

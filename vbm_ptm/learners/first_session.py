@@ -55,7 +55,7 @@ class FirstSession(nn.Module):
 
     def __init__(self, backbone: Backbone, config: FirstSessionConfig) -> None:
         super().__init__()
-        self.tuned = copy.deepcopy(backbone) if config.kind == "finetune" else None
+        self.tuned = copy.deepcopy(backbone).requires_grad_(True) if config.kind == "finetune" else None
         self.adaptation = _adaptation(backbone, config)
         self.head: CosineHead | None = None
         self._kind, self._width = config.kind, backbone.width
