@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,21 @@ def test_pictures__show_every_difference_of_their_study(results: ModuleType) -> 
     assert "prefers-color-scheme: dark" in drawn
     others = [run for run in kept if run.seed != 3]
     assert results.picture(others, study) != drawn
+
+
+def test_conclusions__quote_intervals_that_stand_in_the_tables() -> None:
+    page = (ROOT / "docs" / "results.md").read_text().replace("−", "-")
+    conclusions, studies = page.split("\n## Recalls", maxsplit=1)
+    interval = re.compile(r"([+-]?\d+\.\d) \[([+-]?\d+\.\d), ([+-]?\d+\.\d)\]")
+
+    def found(text: str) -> list[tuple[float, float, float]]:
+        """Mean and bounds, without the sign: a fall by a number is a negative difference."""
+        numbers = [tuple(map(float, match)) for match in interval.findall(text)]
+        return [max((mean, low, high), (-mean, -high, -low)) for mean, low, high in numbers]
+
+    quoted = found(conclusions)
+    assert len(quoted) > 10
+    assert set(quoted) <= set(found(studies))
 
 
 def test_differences_figure__marks_intervals_that_leave_0_out(results: ModuleType) -> None:
