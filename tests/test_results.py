@@ -73,7 +73,7 @@ def test_pictures__show_every_difference_of_their_study(results: ModuleType) -> 
 
 
 def test_conclusions__quote_intervals_that_stand_in_the_tables() -> None:
-    page = (ROOT / "docs" / "results.md").read_text().replace("−", "-")
+    page = (ROOT / "docs" / "results.md").read_text().replace("\N{MINUS SIGN}", "-")
     conclusions, studies = page.split("\n## Recalls", maxsplit=1)
     interval = re.compile(r"([+-]?\d+\.\d) \[([+-]?\d+\.\d), ([+-]?\d+\.\d)\]")
 
