@@ -37,8 +37,11 @@ class Benchmark:
         if self.datasets.test.domains is None or None in task_of:
             return
         for domain, count in zip(*np.unique(self.datasets.test.domains, return_counts=True), strict=True):
-            num_kept = len(self.test_rows(task_of[domain])) if domain in task_of else 0
-            if num_kept < count:
+            if domain not in task_of:
+                logger.warning(
+                    "domain '%s': it has no training images; its %d test images are left out", domain, count
+                )
+            elif (num_kept := len(self.test_rows(task_of[domain]))) < count:
                 logger.warning(
                     "domain '%s': %d of %d test images show classes that had no training images so far; left out",
                     *(domain, count - num_kept, count),

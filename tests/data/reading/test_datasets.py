@@ -520,6 +520,62 @@ def test_load_image_dataset__announces_a_hold_out(tmp_path: Path, caplog: pytest
     assert "held out: 2 images, 0.2 of every class, as there is no test split" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"on_unlabelled": "skip"}, "dataset.on_unlabelled=skip"),
+        ({"on_bad_image": "skip"}, "dataset.on_bad_image=skip"),
+        ({"domain_column": "domain", "domains": ["b"]}, "dataset.domains"),
+        ({"domain_column": "domain", "domains": ["only tested"], "on_unlabelled": "skip"}, "dataset.domains"),
+    ],
+)
+def test_load_image_dataset__refuses_a_split_that_is_left_without_images(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    feature = ClassLabel(names=["a"])
+    table([0] * 4, feature, domain=["a", "a", "b", "b"]).to_parquet(tmp_path / "train.parquet")
+    test = table([0 if "domains" in fields or "on_bad_image" in fields else -1] * 2, feature)
+    if "on_bad_image" in fields:
+        bad = [{"bytes": png()[:50], "path": None}] * 2
+        test = test.remove_columns("image").add_column("image", bad).cast_column("image", datasets.Image())
+    test.add_column("domain", ["a", "only tested"]).to_parquet(tmp_path / "test.parquet")
+    split = "training" if fields.get("domains") == ["only tested"] else "test"
+    with pytest.raises(UsageError, match=f"the {split} split has no image left.*{reason}") as caught:
+        load(tmp_path, **fields)
+    assert ("test_split=null" in str(caught.value)) == (split == "test")
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "list"])
+def test_load_image_dataset__knows_the_classes_of_the_chosen_domains_alone(kind: str, tmp_path: Path) -> None:
+    images = [(domain, name, n) for domain in "xy" for name in "abc" for n in range(2)]
+    images = [image for image in images if image[:2] != ("x", "b")]
+    fields: dict[str, Any] = {"path": tmp_path}
+    if kind == "folder":
+        write_pictures(tmp_path, *(f"{domain}/{name}/{n}.png" for domain, name, n in images))
+        fields["layout"] = "domains"
+    elif kind == "table":
+        rows = table([name for _, name, _ in images], domain=[domain for domain, *_ in images])
+        rows.to_parquet(tmp_path / "train.parquet")
+        fields["domain_column"] = "domain"
+    else:  # domains that only the list names
+        write_pictures(tmp_path, *(f"{name}/{domain}{n}.png" for domain, name, n in images))
+        lines = [f"{name}/{domain}{n}.png,{('train', 'test')[n]},{domain}" for domain, name, n in images]
+        (tmp_path / "split.csv").write_text("\n".join(["path,split,domain", *lines]))
+        fields["split_file"] = tmp_path / "split.csv"
+    for domain, names in (("x", ("a", "c")), ("y", ("a", "b", "c"))):
+        found = load(domains=[domain], **fields)
+        assert found.class_names == names
+        assert found.record.train.images_per_class == dict.fromkeys(names, 1)
+        assert found.record.test.images_per_class == dict.fromkeys(names, 1)
+
+
+def test_load_image_dataset__warns_of_domains_that_are_spelled_differently_in_testing(tmp_path: Path) -> None:
+    table(["a", "a"], domain=["Photo", "Photo"]).to_parquet(tmp_path / "train.parquet")
+    table(["a", "a"], domain=["photo", "photo"]).to_parquet(tmp_path / "test.parquet")
+    warnings = load(tmp_path, domain_column="domain").record.warnings
+    assert "domains whose names differ only in case or white space: 'Photo' and 'photo'" in warnings
+
+
 def test_load_image_dataset__refuses_a_data_set_without_an_image_to_spare(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no class has an image to spare"):
         load(write_pictures(tmp_path, "a/1.png", "b/1.png"))

@@ -26,7 +26,7 @@ from vbm_ptm.data.reading.hold_out import first_per_class, hold_out, select_doma
 from vbm_ptm.data.reading.integrity import Verification, check_source, flat_images
 from vbm_ptm.data.reading.list_files import ListFiles, SplitLists, SplitName, read_lists, write_split_file
 from vbm_ptm.data.reading.opening import DIGITS, open_digits, open_hub, open_path
-from vbm_ptm.data.reading.sources import Source, SourceSplit, with_one_spelling
+from vbm_ptm.data.reading.sources import Source, SourceSplit, with_occurring_classes, with_one_spelling
 from vbm_ptm.data.reading.tables import TableSettings
 from vbm_ptm.data.record import DataRecord, ExpectedRecord, SomeNames, SplitRecord
 from vbm_ptm.data.transforms import TransformsConfig
@@ -153,6 +153,10 @@ def load_image_dataset(spec: DatasetSpec) -> ImageDatasets:
     has_test_split = source.has_test if listed is None else source.test is not None
     if spec.validation_fraction > 0:
         source = replace(source, test=None)
+    if listed is None:
+        _refuse_empty(source, spec)
+    if spec.domains:
+        source = replace(source, train=with_occurring_classes(source.train))
     problems = [*(listed.problems if listed else ()), *_wrong_classes(source, spec)]
     source, checks, bad = check_source(
         source,
@@ -288,7 +292,7 @@ def _warnings(
     ]
     for what, several in (
         ("classes", splits["train"].images_per_class),
-        ("domains", splits["train"].images_per_domain),
+        ("domains", splits["train"].images_per_domain | splits["test"].images_per_domain),
     ):
         if same := alike(several):
             warnings.append(
@@ -390,11 +394,26 @@ def _wrong_classes(source: Source, spec: DatasetSpec) -> list[str]:
     return problems
 
 
+def _refuse_empty(source: Source, spec: DatasetSpec) -> None:
+    """Raise if a split has no image left, and name the settings that leave images out."""
+    skips = {"on_unlabelled=skip": spec.on_unlabelled, "on_bad_image=skip": spec.on_bad_image}
+    leaving = ["domains"] * bool(spec.domains) + [name for name, value in skips.items() if value == "skip"]
+    why = f", as {' and '.join(f'dataset.{each}' for each in leaving)} may leave out all" if leaving else ""
+    if not len(source.train.labels):
+        raise UsageError(f"data set '{spec.name}': the training split has no image left{why}.")
+    if source.test is not None and not len(source.test.labels):
+        advice = "" if spec.has_lists else ", or set dataset.test_split=null to hold some out"
+        raise UsageError(
+            f"data set '{spec.name}': the test split has no image left{why}. Give it images{advice}."
+        )
+
+
 def _settle_splits(
     source: Source, spec: DatasetSpec, *, has_test_split: bool
 ) -> tuple[SourceSplit, SourceSplit, str | None]:
     """Hold images out if this is asked for or needed; return training, test and what was done."""
     train = source.train
+    _refuse_empty(source, spec)
     if source.test is not None:
         return train, source.test, None
     if spec.validation_fraction == 0:

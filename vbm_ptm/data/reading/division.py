@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vbm_ptm.data.image_rows import Integers
 from vbm_ptm.data.names import by_form, first_written, form
 from vbm_ptm.data.reading.list_files import ListEntry
-from vbm_ptm.data.reading.sources import Source, SourceSplit, select
+from vbm_ptm.data.reading.sources import Source, SourceSplit, select, with_occurring_classes
 from vbm_ptm.errors import some_names
 
 logger = logging.getLogger(__name__)
@@ -144,10 +144,7 @@ def _keys_of(entries: Sequence[ListEntry], pool: SourceSplit) -> list[str]:
 
 def _part(pool: SourceSplit, indices: Integers, name: str) -> SourceSplit:
     """Return some images as a split that knows only the classes that occur in it."""
-    part = select(pool, indices)
-    occurring, labels = np.unique(part.labels, return_inverse=True)
-    names = tuple(pool.label_names[label] for label in occurring)
-    return replace(part, name=name, label_names=names, labels=labels.astype(np.int64))
+    return replace(with_occurring_classes(select(pool, indices)), name=name)
 
 
 def _paths_below_root(entries: Sequence[ListEntry], names: Sequence[str]) -> list[str]:

@@ -76,6 +76,13 @@ def select(split: SourceSplit, indices: Integers) -> SourceSplit:
     )
 
 
+def with_occurring_classes(split: SourceSplit) -> SourceSplit:
+    """Return a split that knows only the classes that occur in it."""
+    occurring, labels = np.unique(split.labels, return_inverse=True)
+    names = tuple(split.label_names[label] for label in occurring)
+    return replace(split, label_names=names, labels=labels.astype(np.int64))
+
+
 def with_one_spelling(source: Source) -> Source:
     """Return a source with each domain spelled as it was first written, in training before testing."""
     parts = [split for split in (source.train, source.test) if split is not None]
