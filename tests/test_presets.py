@@ -41,7 +41,7 @@ def on(weights: str, *, views: int) -> Numbers:
 
 ADAM = schedule(optimizer="adam", weight_decay=0, schedule="constant", clip_gradient_norm=1.0)
 RAW_INPUTS = inputs(normalization="none", interpolation="bilinear", test_resize=RESIZE_256, brightness=0)
-PORT_CROP = inputs(crop="random_resized", crop_scale=(0.05, 1.0), horizontal_flip=0.5)
+PORT_INPUTS = RAW_INPUTS | inputs(crop="random_resized", crop_scale=(0.05, 1.0), horizontal_flip=0.5)
 CIFAR_INPUTS = inputs(
     crop="random_resized", crop_scale=(0.08, 1.0), horizontal_flip=0.5, interpolation="bicubic", brightness=JITTER,
     normalization="cifar100", test_resize=RESIZE_256,
@@ -100,10 +100,10 @@ SLCAPP = on(AUGREG, views=1) | FIRST_SESSION | schedule(batch_size=128, minimum_
     age_scale=0.02, logit_normalization_temperature=0.1, alignment_epochs=5, alignment_samples_per_class=256,
     alignment_learning_rate=0.01, alignment_weight_decay=5e-4,
 )  # fmt: skip
-EASE = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(learning_rate=0.025) | own(
+EASE = on(AUGREG, views=1) | PORT_INPUTS | FIRST_SESSION | schedule(learning_rate=0.025) | own(
     adapter_width=64, adapter_dropout=0.1, alpha=0.1
 )  # fmt: skip
-TUNA = on(AUGREG, views=1) | RAW_INPUTS | FIRST_SESSION | schedule(epochs=15, batch_size=16) | own(
+TUNA = on(AUGREG, views=1) | PORT_INPUTS | FIRST_SESSION | schedule(epochs=15, batch_size=16) | own(
     adapter_width=16, adapter_dropout=0.1, scale=20, orthogonality_weight=0, alignment_epochs=30,
     alignment_samples_per_class=5 * 16, alignment_learning_rate=5e-3, alignment_momentum=0.9,
     alignment_weight_decay=5e-4,
@@ -117,7 +117,7 @@ HIDE = on(ORIGINAL, views=1) | ADAM | own(
 INFLORA = on(AUGREG, views=1) | RAW_INPUTS | CODA_SCHEDULE | schedule(learning_rate=5e-4) | own(
     rank=10, kept_share=0.95, head_learning_rate_scale=1, moments_transform="weak"
 )  # fmt: skip
-RANPAC = RAW_INPUTS | FIRST_SESSION | own(projection_width=10000, fit_fraction=0.8, class_balanced=False)
+RANPAC = PORT_INPUTS | FIRST_SESSION | own(projection_width=10000, fit_fraction=0.8, class_balanced=False)
 
 # Small images, from scratch, plain SGD: Buzzega et al. (2020), repository mammoth.
 MAMMOTH = (
@@ -242,11 +242,11 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ),
     ("aper", "cifar100"): (
         "RevisitingCIL: exps/adapter.json",
-        on(AUGREG, views=1) | RAW_INPUTS | ADAPTERS | FIRST_SESSION,
+        on(AUGREG, views=1) | PORT_INPUTS | ADAPTERS | FIRST_SESSION,
     ),
     ("aper", "imagenet_r"): (
         "RevisitingCIL: exps/adapter.json",
-        on(AUGREG, views=1) | RAW_INPUTS | ADAPTERS | FIRST_SESSION
+        on(AUGREG, views=1) | PORT_INPUTS | ADAPTERS | FIRST_SESSION
         | schedule(batch_size=24, learning_rate=0.05, weight_decay=5e-3),
     ),
     ("slca_pp", "cifar100"): ("SLCA: exps/slcapp_cifar.json", SLCAPP | CIFAR_INPUTS),
@@ -269,7 +269,7 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ),
     ("hide_prompt", "imagenet_r"): (
         "HiDe-Prompt: configs/imr_hideprompt_5e.py",
-        HIDE | RAW_INPUTS | PORT_CROP | own(expert_length=20, contrast_weight=0.5)
+        HIDE | PORT_INPUTS | own(expert_length=20, contrast_weight=0.5)
         | schedule(epochs=150, schedule="cosine", minimum_learning_rate=1e-5),
     ),
     ("inf_lora", "cifar100"): (
@@ -292,21 +292,21 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ),
     ("l2p", "cifar100"): (
         "l2p-pytorch: configs/cifar100_l2p.py",
-        L2P | ADAM | RAW_INPUTS | PORT_CROP | schedule(epochs=5, batch_size=16, learning_rate=0.03 * 16 / 256),
+        L2P | ADAM | PORT_INPUTS | schedule(epochs=5, batch_size=16, learning_rate=0.03 * 16 / 256),
     ),
     ("l2p", "imagenet_r"): (
         "LAMDA-PILOT: exps/l2p_inr.json",
-        L2P | ADAM | RAW_INPUTS | PORT_CROP
+        L2P | ADAM | PORT_INPUTS
         | schedule(epochs=10, batch_size=32, learning_rate=0.001875, clip_gradient_norm=None),
     ),
     ("dualprompt", "cifar100"): (
         "dualprompt-pytorch: configs/cifar100_dualprompt.py",
-        DUAL | ADAM | RAW_INPUTS | PORT_CROP | own(expert_length=5)
+        DUAL | ADAM | PORT_INPUTS | own(expert_length=5)
         | schedule(epochs=5, batch_size=24, learning_rate=0.03 * 24 / 256),
     ),
     ("dualprompt", "imagenet_r"): (
         "dualprompt-pytorch: configs/imr_dualprompt.py",
-        DUAL | ADAM | RAW_INPUTS | PORT_CROP | own(expert_length=20)
+        DUAL | ADAM | PORT_INPUTS | own(expert_length=20)
         | schedule(epochs=50, batch_size=24, learning_rate=0.005 * 24 / 256),
     ),
     ("s_prompt_pp", "cifar100"): (
@@ -315,7 +315,7 @@ OFFICIAL: dict[tuple[str, str], tuple[str, Numbers]] = {
     ),
     ("s_prompt_pp", "imagenet_r"): (
         "HiDe-Prompt: configs/imr_sprompt_5e.py, datasets.py",
-        PLUS_PLUS | ADAM | RAW_INPUTS | PORT_CROP
+        PLUS_PLUS | ADAM | PORT_INPUTS
         | schedule(epochs=50, batch_size=24, learning_rate=0.005 * 24 / 256),
     ),
     ("coda_prompt", "cifar100"): (
