@@ -5,6 +5,7 @@ Shapes: n images, D width, M random features, K seen classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,14 @@ def test_solve_ridge__grows_a_ridge_that_does_not_make_the_system_definite() -> 
     weight, ridge = solve_ridge(gram, torch.eye(2), 1e-3)
     assert ridge == pytest.approx(0.1)
     torch.testing.assert_close(weight, torch.diag(torch.tensor([1 / 1.1, 20.0])).double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_solve_ridge__stops_at_sums_that_are_not_finite(value: float) -> None:
+    broken, fine = torch.diag(torch.tensor([1.0, value])), torch.eye(2)
+    for gram, moments in ((broken, fine), (fine, broken)):
+        with pytest.raises(FloatingPointError, match="sums over the training images are not finite"):
+            solve_ridge(gram, moments, 1.0)
 
 
 def test_ran_pac__sums_do_not_depend_on_how_tasks_divide_the_images(

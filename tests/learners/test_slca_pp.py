@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 from torch.nn import functional as F
 
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
-from vbm_ptm.learners import create_learner
+from vbm_ptm.learners import create_learner, slca_pp
 from vbm_ptm.learners.base import Learner
 from vbm_ptm.learners.slca_pp import (
     SLCAPlusPlusConfig,
@@ -122,6 +124,41 @@ def test_slca_pp__domains_have_no_age(build: Build, train: Any, given_features: 
     torch.testing.assert_close(
         learner.predict(torch.zeros(3, 3, 32, 32), query), learner.aligned_heads(query)
     )
+
+
+def test_slca_pp__heads_that_are_not_aligned_see_features_as_they_are(
+    build: Build, train: Any, given_features: Any
+) -> None:
+    learner = build("slca_pp", alignment_epochs=0)
+    query = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
+    for task in TASKS:
+        train(learner, task)
+        finish(learner, task, given_features)
+        assert torch.equal(learner.predict(torch.zeros(3, 3, 32, 32), query), learner.heads(query))
+
+
+def test_slca_pp__a_class_is_as_old_as_its_head(
+    build: Build, train: Any, given_features: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Class 0 comes back in the third task: its draws are scaled down as long as its head's features are scaled up."""
+    ages = []
+
+    def watched(uniform: Tensor, own: Tensor, *, scale: float) -> Tensor:
+        ages.append(own[:, 0].tolist())
+        return draw_factors(uniform, own, scale=scale)
+
+    monkeypatch.setattr(slca_pp, "draw_factors", watched)
+    learner = build("slca_pp", alignment_epochs=1)
+    for task in (*TASKS[:2], Task(2, (0, 4), (4,), 5)):
+        train(learner, task)
+        finish(learner, task, given_features)
+    assert ages == [[1, 1, 0, 0], [2, 2, 1, 1, 2, 0]]  # in the order of tasks and their classes
+
+
+def test_slca_pp__refuses_a_rank_above_the_width(build: Build) -> None:
+    build("slca_pp", rank=48)
+    with pytest.raises(UsageError, match=r"learner\.rank is 49.* at most 48"):
+        build("slca_pp", rank=49)
 
 
 @pytest.mark.parametrize(("plain", "reverse"), [(0.5, 0.5), (1.0, 0.1)])

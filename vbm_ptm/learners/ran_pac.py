@@ -189,7 +189,15 @@ def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> tuple[Tensor, fl
         gram: G (M,M), symmetric.
         moments: Q (M,K).
         ridge: What is added to the diagonal.
+
+    Raises:
+        FloatingPointError: A sum is not finite, which no ridge would mend.
     """
+    if not bool(gram.isfinite().all() and moments.isfinite().all()):
+        raise FloatingPointError(
+            "the sums over the training images are not finite: features are too large, or the weights have diverged. "
+            "Finished tasks are saved; lower optimization.learning_rate."
+        )
     device = "cpu" if gram.device.type == "mps" else gram.device
     gram, moments = gram.to(device, torch.float64), moments.to(device, torch.float64)
     while True:

@@ -10,7 +10,7 @@ Differs from the official code in:
   - Aligned heads are a copy that only prediction uses, as in ``slca``; a class belongs to the task that it came with.
   - A draw uses a factor of the centred features instead of a Cholesky factor, exact for every class size.
   - In the domain-incremental scenario, where heads are shared, there is one Gaussian for each class and domain, and no
-    scaling by age.
+    scaling by age. With more images of a known class there is one for each task; its draws are as old as its head.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from vbm_ptm.backbones import PromptableViT, evaluating
 from vbm_ptm.backbones.adaptations import LowRank, LowRankUpdates
 from vbm_ptm.data.scenario import Task
+from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import (
     align,
@@ -40,7 +41,7 @@ from vbm_ptm.losses import logit_normalized_cross_entropy, symmetric_cross_entro
 
 
 class SLCAPlusPlusConfig(DriftConfig):
-    """Settings of SLCA++; the defaults are the official ones for CIFAR-100.
+    """Settings of SLCA++; the defaults are the official ones for CIFAR-100, except for the final norm, which is kept.
 
     Attributes:
         rank: Rank of the updates.
@@ -85,6 +86,11 @@ class SLCAPlusPlus(Learner):
 
     def __init__(self, backbone: PromptableViT, config: SLCAPlusPlusConfig, *, num_tasks: int) -> None:
         super().__init__(backbone, config, num_tasks=num_tasks)
+        if config.rank > backbone.width:
+            raise UsageError(
+                f"learner.rank is {config.rank}, but matrices of width {backbone.width} have no more directions: take "
+                f"at most {backbone.width}."
+            )
         if config.reinitialize_final_norm:
             self.backbone.vit.norm = nn.LayerNorm(backbone.width)
         for name, parameter in backbone.vit.named_parameters():
@@ -163,11 +169,18 @@ class SLCAPlusPlus(Learner):
         heads = self._copy_heads()
         if task.index > 0:
             gaussians, joined = gaussians_of(self), heads.joined()
-            shape = len(gaussians.ages), self.config.alignment_samples_per_class
+            shape = len(gaussians.classes), self.config.alignment_samples_per_class
+            newest = len(heads.sizes) - 1
+            ages = torch.tensor(
+                [newest - index for index, size in enumerate(heads.sizes) for _ in range(size)]
+            )
+            ages = ages.to(gaussians.classes.device)[
+                gaussians.classes
+            ]  # a class that came back is as old as its head
 
             def draw_scales(generator: torch.Generator) -> Tensor:
                 uniform = torch.rand(shape, generator=generator, device=generator.device)
-                return draw_factors(uniform, gaussians.ages[:, None], scale=self._age_scale())
+                return draw_factors(uniform, ages[:, None], scale=self._age_scale())
 
             align(joined, gaussians, self.config, loss=self._alignment_loss, draw_scales=draw_scales)
             heads.load_joined(joined)
@@ -186,9 +199,9 @@ class SLCAPlusPlus(Learner):
         return self.backbone.encode(images, adaptation=self.updates())[:, 0]
 
     def _age_scale(self) -> float:
-        """Return 0 where heads are shared by domains, which have no age."""
+        """Return 0 where heads are shared by domains, which have no age, and where no head is aligned."""
         scale: float = self.config.age_scale
-        return scale if self.task.domain is None else 0.0
+        return scale if self.task.domain is None and self.config.alignment_epochs else 0.0
 
     def _copy_heads(self) -> TaskHeads:
         self.aligned_heads = copy.deepcopy(self.heads).requires_grad_(False)
