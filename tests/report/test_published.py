@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -119,6 +120,18 @@ def a_run(num_views: int, order: int, accuracy: float | None = None, **others: A
 
 def compared(*runs: TableRun) -> BenchmarkComparison:
     return compare_with_published(PublishedTable.model_validate(PUBLISHED), runs).benchmarks["photos"]
+
+
+def test_compare_with_published__takes_results_from_before_a_setting() -> None:
+    now = a_run(1, 1, 60)
+    assert now.result is not None
+    config = deepcopy(now.result.config)
+    del config["trainer"]["mixed_precision"]
+    assert compared(now, a_run(1, 2, 64, config=config)).lines[1].protocol == compared(now).lines[1].protocol
+    del config["optimization"]["milestones"]
+    config["optimization"]["schedule"] = "cosine"
+    (protocol,) = compared(a_run(1, 2, 64, config=config)).lines[1].protocol
+    assert "cosine, weight decay" in protocol
 
 
 def test_compare_with_published__each_number_under_the_weighting_of_its_method() -> None:

@@ -167,6 +167,28 @@ def test_verify__finds_changed_settings(changed: Path) -> None:
     assert "optimization.epochs 2 and 4" in item.found
 
 
+def test_verify__takes_settings_that_came_later_as_what_they_meant_before(changed: Path) -> None:
+    def without_later_settings(config: Tree) -> None:
+        del (
+            config["trainer"]["compile"],
+            config["optimization"]["fused"],
+            config["trainer"]["mixed_precision"],
+        )
+
+    rewrite(changed / "result.json", lambda result: without_later_settings(result["config"]))
+    state = changed / "checkpoints/task_02/state.json"
+    before = hashlib.sha256(state.read_bytes()).hexdigest()
+    rewrite(state, lambda values: without_later_settings(values["config"]))
+    sums = state.parent / "SHA256SUMS"
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(state.read_bytes()).hexdigest()))
+    assert found(changed) == []
+    rewrite(changed / "result.json", lambda result: result["config"]["trainer"].update(compile="maybe"))
+    assert {item.what for item in found(changed)} == {
+        "config.yaml against result.json",
+        *(f"task_0{index}/state.json against result.json, settings" for index in range(3)),
+    }
+
+
 def test_verify__says_what_a_stopped_run_lacks(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:
     with pytest.raises(TrainingInterrupted):
         run(toy_tree("nearest_mean"), output=tmp_path / "run", stop_after_task=1)

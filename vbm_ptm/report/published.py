@@ -340,8 +340,8 @@ def _protocol(result: RunResult) -> str:
     config, weights = result.config, result.weights
     optimization, transforms = config["optimization"], config["dataset"]["transforms"]
     schedule = optimization["schedule"]
-    if optimization["milestones"]:
-        schedule += f" at {', '.join(map(str, optimization['milestones']))}"
+    if milestones := optimization.get("milestones"):
+        schedule += f" at {', '.join(map(str, milestones))}"
     clipping = optimization["clip_gradient_norm"]
     named = f"{weights.name} (SHA-256 {weights.sha256[:12]})" if weights else "weights given by the caller"
     return (
@@ -350,7 +350,7 @@ def _protocol(result: RunResult) -> str:
         f"{optimization['learning_rate']:g}, {optimization['epochs']} epochs of batches of "
         f"{optimization['batch_size']}, {schedule}, weight decay {optimization['weight_decay']:g}, "
         f"clipping {'none' if clipping is None else f'{clipping:g}'}; precision "
-        f"{config['trainer']['mixed_precision']}; split SHA-256 {result.split_sha256[:12]}, "
+        f"{config['trainer'].get('mixed_precision', 'no')}; split SHA-256 {result.split_sha256[:12]}, "
         f"held out for testing: {result.data.held_out or 'nothing, the data set has a test split'}"
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vbm_ptm.config.run_config import stored_config
 from vbm_ptm.config.tree import changes, is_within, leaves
 from vbm_ptm.engine.acceleration import Device
 from vbm_ptm.errors import UsageError
@@ -247,8 +248,12 @@ def _expect_counts(
 
 
 def _differing_settings(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
-    """Name the settings that differ between two configurations and that decide what a run computes."""
+    """Name the settings that differ between two stored configurations and that decide what a run computes."""
     free = (*FREE_ON_RESUME, *PLACES)
+    try:
+        one, two = (stored_config(each, "stored").validate().model_dump(mode="json") for each in (one, two))
+    except UsageError as error:
+        return str(error)
     named = _named({key: values for key, values in changes(one, two).items() if not is_within(key, free)})
     return named or "the same settings"
 
