@@ -145,6 +145,25 @@ def test_watcher__waits_for_a_run_that_has_not_begun(unfinished: Callable[..., P
     assert watcher.look().progress.num_steps > 0
 
 
+def test_watch__ends_with_a_run_that_took_itself_back(
+    unfinished: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    path = unfinished(3000)
+    naps: list[float] = []
+
+    def take_back(seconds: float) -> None:
+        naps.append(seconds)
+        assert len(naps) < 3, "it waits for ever"
+        shutil.rmtree(path, ignore_errors=True)
+
+    monkeypatch.setattr(time, "sleep", take_back)
+    assert main(["watch", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1].startswith("failed: The run ended with an error before it kept anything")
+    assert "--resume" not in shown
+    assert "gone back" not in shown
+
+
 def test_watcher__refuses_what_is_no_run(tmp_path: Path, two_runs: tuple[Path, Path]) -> None:
     (tmp_path / "notes.txt").write_text("no run")
     for path, message in (

@@ -56,7 +56,7 @@ def watch(
 def _look(watcher: RunWatcher, *, is_thorough: bool = False) -> Snapshot:
     """Look at the run; where it can be resumed, say what to type."""
     snapshot = watcher.look(is_thorough=is_thorough)
-    if snapshot.state not in ("stopped", "failed", "dead"):
+    if snapshot.state not in ("stopped", "failed", "dead") or snapshot.quiet_seconds is None:
         return snapshot
     return replace(snapshot, note=f"{snapshot.note} {WHAT_TO_TYPE['resume']}")
 

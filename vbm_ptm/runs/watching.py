@@ -87,7 +87,7 @@ class RunWatcher:
 
     def _read(self, now: float) -> None:
         events = self._reader.read()
-        if self._reader.num_restarts != self._num_restarts:
+        if events and self._reader.num_restarts != self._num_restarts:
             self._num_restarts = self._reader.num_restarts
             self._progress = RunProgress()
             self._observed.clear()
@@ -119,6 +119,11 @@ class RunWatcher:
         if is_alive is False:
             if status == "finished":
                 return "finished", ""
+            if quiet is None and self._reader.num_restarts:
+                return "failed", (
+                    "The run ended with an error before it kept anything, and its log is gone. Nothing of it can be "
+                    "resumed; it can be started again."
+                )
             if quiet is None:
                 what = "no log yet" if self.path.exists() else "nothing there yet"
                 return "not begun", f"{self.path}: {what}; waiting for a run that writes there."
