@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,39 @@ def test_claimed__leaves_files_of_others(config: RunConfig, tmp_path: Path, name
     fail(directory, config, "begin_task", other_file=name)
     assert (directory.path / name).read_text() == "mine"
     assert directory.config() is not None  # so that it can be resumed
+
+
+def test_claimed__takes_back_the_folders_that_it_made_however_they_were_named(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("missing/../mine/one", "missing/../missing/one", "./new/one"):
+        fail(RunDirectory(Path(name)), config, "begin_task")
+        assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_claimed__masks_no_error_where_the_folder_is_gone(config: RunConfig, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "one")
+
+    def lose() -> None:
+        shutil.rmtree(directory.path)
+        raise UsageError("a column twice")
+
+    with pytest.raises(UsageError, match="twice"), directory.claimed(config, resume=False):
+        lose()
+
+
+def test_claimed__waits_for_who_asks_whether_the_run_is_alive(
+    written: RunDirectory, config: RunConfig
+) -> None:
+    with (written.path / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        timer = threading.Timer(0.15, fcntl.flock, (lock, fcntl.LOCK_UN))
+        timer.start()
+        with written.claimed(config, resume=True):
+            pass
+        timer.join()
 
 
 def test_claimed__never_leaves_half_a_configuration(

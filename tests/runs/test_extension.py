@@ -15,9 +15,11 @@ from miniatures import write_toy_folder
 from vbm_ptm.building import build
 from vbm_ptm.check.preflight import survey
 from vbm_ptm.config.run_config import compose
+from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
 from vbm_ptm.experiment import run
 from vbm_ptm.extending import extend
+from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.extension import default_output, extension_config
 from vbm_ptm.runs.resuming import earlier_state
@@ -131,6 +133,60 @@ def test_extend__once_and_twice_without_what_came_before(
     assert evaluate(third).to_dict()["rows"][-1] == twice["accuracy_counts"]["rows"][3]
     with pytest.raises(UsageError, match=r"task 3 is one of .*second, and its images are not part of"):
         evaluate(third, task=2)
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["", "a step", "checkpoints/task_00/notes.txt", "checkpoints/task_03/state.json", "vbm_ptm/hparams.yml"],
+)
+def test_extend__takes_back_the_copies_of_a_run_that_it_has_not_gone_on_from(
+    own: str, two_runs: tuple[Path, Path], new_folder: Path, tmp_path: Path
+) -> None:
+    config = extension_config(two_runs[0], dataset=str(new_folder))
+    directory = RunDirectory(tmp_path / "second")
+
+    def begin() -> None:
+        directory.carry_over(RunDirectory(two_runs[0]))
+        if own == "a step":
+            with (directory.path / "log.jsonl").open("a") as log:
+                log.write('{"event": "step", "task": 3}\n')
+        elif own:
+            (directory.path / own).parent.mkdir(exist_ok=True)
+            (directory.path / own).write_text("not a copy")
+        raise UsageError("a column twice")
+
+    with pytest.raises(UsageError, match="twice"), directory.claimed(config, resume=False):
+        begin()
+    assert directory.path.exists() == bool(own)
+    if own:
+        assert (directory.path / "checkpoints/task_00/state.json").exists()
+        assert (directory.path / "log.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_extend__begins_with_the_same_command_after_an_error(
+    two_runs: tuple[Path, Path], new_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["trainer.trackers=[tensorboard]", "trainer.max_steps_per_task=2"]
+    output = tmp_path / "second"
+
+    def fail(self: Trainer) -> None:
+        assert [*output.glob("vbm_ptm/events.out.tfevents.*")]
+        raise UsageError("a column twice")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "fit", fail)
+        with pytest.raises(UsageError, match="twice"):
+            extend(two_runs[0], dataset=str(new_folder), output=output, overrides=overrides)
+    assert not output.exists()
+    assert extend(two_runs[0], dataset=str(new_folder), output=output)["status"] == "finished"
+
+
+def test_extend__of_a_run_without_its_log(mean_run: Path, new_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(mean_run, tmp_path / "first")
+    (tmp_path / "first/log.jsonl").unlink()
+    result = extend(tmp_path / "first", dataset=str(new_folder), output=tmp_path / "second")
+    assert result["status"] == "finished"
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -38,6 +40,25 @@ def test_sole_holder__waits_for_a_living_holder_as_long_as_it_is_told(tmp_path: 
             pytest.fail("two holders")
         with sole_holder(lock, what="x", patience=30):
             assert lock.read_text() == str(os.getpid())
+
+
+def test_sole_holder__does_not_take_a_file_that_its_holder_has_removed(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+
+    def remove(file: IO[str]) -> None:
+        lock.unlink()
+        file.close()
+
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        timer = threading.Timer(0.05, remove, (file,))
+        timer.start()
+        with (
+            pytest.raises(LockedElsewhereError, match="was removed"),
+            sole_holder(lock, what="x", patience=30),
+        ):
+            pytest.fail("holds a file that others cannot find")
+        timer.join()
 
 
 @pytest.mark.parametrize(

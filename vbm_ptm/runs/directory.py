@@ -45,6 +45,13 @@ _PARTIAL_CHECKPOINTS = ".checkpoints.partial"
 _NO_RUN_YET = {".lock", ".config.yaml.partial"}
 _BEGUN = {"config.yaml", "log.jsonl", "result.json"}
 
+# The folder that TensorBoard writes in, called as Accelerate calls the project, and what its files are called.
+_TENSORBOARD = "vbm_ptm"
+_OF_TENSORBOARD = ("events.out.tfevents.*", "hparams.yml")
+
+# Seconds for which someone who asks whether a run is alive may hold its lock.
+_GLANCE = 0.5
+
 
 # The stored and the given value, by dotted path.
 Changes = dict[str, tuple[Any, Any]]
@@ -55,6 +62,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._copies: set[Path] = set()
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """Read the configuration that the run was started with.
@@ -178,14 +186,15 @@ class RunDirectory:
         Raises:
             UsageError: Another process holds it, or it has changed since ``check``.
         """
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        folders = dict.fromkeys(Path(os.path.realpath(each)) for each in (self.path, *self.path.parents))
+        made = [folder for folder in folders if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be made: {error.strerror}.") from error
         what = f"{self.path} from a second run that writes there"
         try:
-            with sole_holder(self.path / ".lock", what=what):
+            with sole_holder(self.path / ".lock", what=what, patience=_GLANCE):
                 self.check(config, resume=resume)
                 remove_partials(self.path)
                 is_new = not (self.path / "config.yaml").exists()
@@ -195,7 +204,7 @@ class RunDirectory:
                     yield
                 except Exception as error:
                     if is_new and not isinstance(error, TrainingInterrupted):
-                        self._take_back(made)
+                        self._take_back(made, config)
                     raise
         except LockedElsewhereError as error:
             raise UsageError(
@@ -214,7 +223,8 @@ class RunDirectory:
         """
         if (self.path / "checkpoints").exists():
             return
-        shutil.copyfile(source.path / "log.jsonl", self.path / "log.jsonl")
+        with suppress(FileNotFoundError):  # that it is lost is said when it is opened
+            shutil.copyfile(source.path / "log.jsonl", self.path / "log.jsonl")
         partial = self.path / _PARTIAL_CHECKPOINTS
         shutil.rmtree(partial, ignore_errors=True)
         checkpoints = source.path / "checkpoints"
@@ -224,26 +234,34 @@ class RunDirectory:
                 if file.is_file() and not name.parts[0].startswith(("last_", ".")):
                     (partial / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, partial / name)
+                    self._copies.add(self.path / "checkpoints" / name)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)  # frees its space if the disk is full
             raise
         partial.rename(self.path / "checkpoints")
 
-    def _take_back(self, made: Sequence[Path]) -> None:
+    def _take_back(self, made: Sequence[Path], config: RunConfig) -> None:
         """Remove the files of a run that has kept nothing, and the folders made for it; leave what is not its own.
 
         Args:
-            made: The folders, each inside the next.
+            made: The folders, inner ones first.
+            config: That of the run.
         """
-        events = LogReader(self.path / "log.jsonl").read()
-        others = {file.name for file in self.path.iterdir()} - _NO_RUN_YET - _BEGUN - {"checkpoints"}
-        if others or any(event["event"] == "step" for event in events):
-            return
-        checkpoints = self.path / "checkpoints"
-        with suppress(OSError):  # a folder that is not empty stays, and the configuration with it
-            if checkpoints.exists():
-                checkpoints.rmdir()
-            for name in sorted(_BEGUN | (_NO_RUN_YET if made else set()), reverse=True):
+        checkpoints, tensorboard = self.path / "checkpoints", self.path / _TENSORBOARD
+        parts = [checkpoints, tensorboard] if "tensorboard" in config.trainer.trackers else [checkpoints]
+        first_task = config.scenario.num_earlier_tasks or 0  # earlier steps are those of the extended run
+        with suppress(OSError):  # no error masks the one that is raised; a folder that is not empty stays
+            events = LogReader(self.path / "log.jsonl").read()
+            others = {*self.path.iterdir()} - {self.path / name for name in _NO_RUN_YET | _BEGUN} - {*parts}
+            written = {file for name in _OF_TENSORBOARD for file in tensorboard.rglob(name)} | self._copies
+            others |= {file for part in parts for file in part.rglob("*") if not file.is_dir()} - written
+            if others or any(
+                event["event"] == "step" and event.get("task", first_task) >= first_task for event in events
+            ):
+                return
+            for part in filter(Path.exists, parts):
+                shutil.rmtree(part)
+            for name in (*sorted(_BEGUN, reverse=True), *(sorted(_NO_RUN_YET) if made else ())):
                 (self.path / name).unlink(missing_ok=True)
             for folder in made:
                 folder.rmdir()

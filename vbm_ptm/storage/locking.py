@@ -82,6 +82,8 @@ def _is_taken(lock: IO[str], *, what: str, patience: float) -> bool:
             )
             return False
         else:
+            if not os.fstat(lock.fileno()).st_nlink:  # removed by its holder: it protects nothing any more
+                raise LockedElsewhereError(f"{lock.name} was removed by the process that held it")
             return True
 
 
