@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.check.estimates import estimate, even_outline, read_outline
 from vbm_ptm.config.run_config import RunConfig, compose
 from vbm_ptm.data.single_views import SingleViewDataset
 from vbm_ptm.experiment import run
 from vbm_ptm.learners import list_learners
+from vbm_ptm.learners.config import TRAINING_PASSES
 from vbm_ptm.learners.registry import learner_class
 
 Tree = dict[str, Any]
@@ -22,12 +25,44 @@ def config_of(tree: Tree) -> RunConfig:
     return compose(tree=tree).validate()
 
 
+PASSED: dict[str, Tree] = {
+    "linear_probe": {},
+    "l2p": {},
+    "coda_prompt": {"pool_size": 30},
+    "dualprompt": {},
+    "s_prompt_pp": {},
+    "s_iprompt": {},
+    "hide_prompt": {"alignment_epochs": 1, "num_centroids": 2},
+    "ran_pac": {"projection_width": 50, "first_session": {"kind": "adapter"}},
+    "ease": {},
+    "tuna": {"alignment_epochs": 1},
+    "slca_pp": {"alignment_epochs": 1},
+    "inf_lora": {},
+    "lwf": {},
+}
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The forward passes of a ViT as they are done, image by image, a backward pass counted as two."""
+    done: list[int] = []
+    encode = PromptableViT.encode
+
+    def noted(self: PromptableViT, images: Tensor, *arguments: Any, **more: Any) -> Tensor:
+        tokens = encode(self, images, *arguments, **more)
+        done.append(len(images) * (TRAINING_PASSES if tokens.requires_grad else 1))
+        return tokens
+
+    monkeypatch.setattr(PromptableViT, "encode", noted)
+    return done
+
+
 @pytest.mark.parametrize(
     ("learner", "kind"),
     [("finetune", "joint"), ("nearest_mean", "class_incremental"), ("aper", "class_incremental")],
 )
 def test_estimate__is_what_a_run_takes(
-    learner: str, kind: str, toy_tree: Callable[..., Tree], tmp_path: Path
+    learner: str, kind: str, toy_tree: Callable[..., Tree], tmp_path: Path, passes: list[int]
 ) -> None:
     tree = toy_tree(learner)
     tree["scenario"] |= {"kind": kind, "num_tasks": 5}
@@ -39,7 +74,24 @@ def test_estimate__is_what_a_run_takes(
     assert (foretold.num_steps, foretold.num_images) == (result["num_steps"], result["num_images"])
     tested = sum(cell["total"] for row in result["accuracy_counts"]["rows"] for cell in row)
     assert foretold.num_viewed == (0 if learner == "finetune" else 72) + tested
-    assert foretold.hours(2.0) == (foretold.num_images + foretold.num_viewed / 3) / 2 / 3600
+    assert foretold.num_passes == sum(passes)
+    assert foretold.hours(2.0) == foretold.num_passes / 3 / 2 / 3600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("learner", "kind"), [*((name, "class_incremental") for name in PASSED), ("tuna", "joint")]
+)
+def test_estimate__counts_every_pass_of_an_image(
+    learner: str, kind: str, toy_tree: Callable[..., Tree], tmp_path: Path, passes: list[int]
+) -> None:
+    """Queries, adapters and experts; in half precision, where an image's own expert is asked in any case."""
+    tree = toy_tree(learner, **PASSED[learner])
+    tree["scenario"] |= {"kind": kind}
+    tree["trainer"] = {"max_steps_per_task": 1, "mixed_precision": "bf16"}
+    config = config_of(tree)
+    run(config, output=tmp_path / "run")
+    assert estimate(config, read_outline(config.dataset)).num_passes == sum(passes)
 
 
 VIEWED = {
@@ -92,7 +144,7 @@ def test_estimate__counts_teachers_and_earlier_backbones(
     learner: str, passes: list[tuple[int, int]], toy_tree: Callable[..., Tree]
 ) -> None:
     config = config_of(toy_tree(learner))
-    assert [config.learner.passes(index) for index in (0, 1)] == passes
+    assert [config.learner.passes(index)[:2] for index in (0, 1)] == passes
     config = config_of(
         toy_tree(learner, **({"capacity": 0, "balanced_epochs": 0} if learner == "expandable" else {}))
     )

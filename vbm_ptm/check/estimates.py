@@ -14,6 +14,7 @@ from vbm_ptm.config.run_config import RunConfig
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.learners.config import TRAINING_PASSES, TaskSizes
+from vbm_ptm.learners.registry import learner_class
 from vbm_ptm.replay import Rehearsal, cells_of, kept_sizes, records_per_draw, trained_classes
 
 
@@ -144,12 +145,15 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
     }
     num_steps = num_images = num_viewed = num_replayed = num_passes = 0
     learner, num_views = config.learner, config.view_batch.views_per_replay
+    # Tasks of classes of their own are also tested by their experts.
+    has_experts = learner_class(learner.name).has_task_experts
+    asks_experts = has_experts and scenario.kind == "class_incremental"
     cells: list[tuple[int, int]] = []
     for task in scenario.tasks:
         rows = scenario.rows_of(task, train.labels, train.domains)
         own = train.labels[rows]
         sizes = TaskSizes(task.index, [size for _, size in cells_of(own)], [size for _, size in cells])
-        viewed = learner.viewed_images(sizes) + sum(tested[s.index] for s in scenario.seen_after(task.index))
+        viewed = learner.viewed_images(sizes)
         shown = 0
         if learner.trains(task.index):
             trained = trained_classes(learner.rehearsal, own, cells)
@@ -159,9 +163,13 @@ def estimate(config: RunConfig, outline: DataOutline) -> Estimate:
             drawn = _drawn(learner.rehearsal, sizes, num_steps=workload.num_steps, num_views=num_views)
             num_replayed += drawn
             shown = workload.num_images + drawn
-        num_viewed += viewed
         passes = learner.passes(task.index)
         num_passes += shown * passes.training + viewed * passes.viewing
+        num_viewed += viewed
+        for seen in scenario.seen_after(task.index):
+            each = passes.of_test(is_first=seen.index >= task.index) + asks_experts
+            num_passes += tested[seen.index] * each
+            num_viewed += tested[seen.index]
         cells += cells_of(own)
     return Estimate(len(scenario.tasks), num_steps, num_images, num_viewed, num_replayed, num_passes)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
-from vbm_ptm.learners.config import TrainedTasks
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TrainedTasks
 from vbm_ptm.learners.first_session import FirstSession, FirstSessionConfig
 from vbm_ptm.learners.prototypes import class_cosines, keep_class_sums
 
@@ -36,6 +36,7 @@ class APERConfig(LearnerConfig):
     """
 
     feature_passes: ClassVar[int] = 1
+    usual_passes: ClassVar[Passes] = Passes(TRAINING_PASSES, 2, testing=0, querying=2)
     name: str = "aper"
     first_session: FirstSessionConfig = FirstSessionConfig(kind="adapter")
 

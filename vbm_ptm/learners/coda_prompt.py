@@ -17,6 +17,7 @@ Differs from the official code in:
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 import torch
 from pydantic import Field, field_validator
@@ -27,6 +28,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import QUERIED, Passes
 from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.decomposed import DecomposedPrompt
 from vbm_ptm.prompts.queries import Queries
@@ -44,6 +46,7 @@ class CodaPromptConfig(LearnerConfig):
         orthogonality_weight: Weight of the penalty on components, keys and attention vectors.
     """
 
+    usual_passes: ClassVar[Passes] = QUERIED
     name: str = "coda_prompt"
     pool_size: int = Field(default=100, ge=1)
     prompt_length: int = Field(default=8, ge=2)

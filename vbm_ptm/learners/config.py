@@ -36,11 +36,24 @@ class Passes(NamedTuple):
 
     Attributes:
         training: In a training step.
-        viewing: When it is only looked at, for its features or in a test.
+        viewing: When it is only looked at, for its features.
+        testing: In every test after a task, experts of a task apart; None: as when it is looked at.
+        querying: In its first test, in addition: for features that stay and are kept between tests.
     """
 
     training: int
     viewing: int
+    testing: int | None = None
+    querying: int = 0
+
+    def of_test(self, *, is_first: bool) -> int:
+        """Return what a test image takes, measured for the first time or again."""
+        testing = self.viewing if self.testing is None else self.testing
+        return testing + self.querying * is_first
+
+
+# Of a learner with a query of the frozen backbone beside the pass that answers an image; tests keep the query.
+QUERIED = Passes(TRAINING_PASSES + 1, 1, testing=1, querying=1)
 
 
 class LearnerConfig(Settings):
@@ -48,6 +61,8 @@ class LearnerConfig(Settings):
 
     # How often all images of a task are looked at before and after its training; see ``viewed_images``.
     feature_passes: ClassVar[int] = 0
+    # What an image of any task takes; see ``passes``.
+    usual_passes: ClassVar[Passes] = Passes(TRAINING_PASSES, 1)
     # Whether the network before the task answers the images of every later task.
     has_teacher: ClassVar[bool] = False
 
@@ -70,7 +85,8 @@ class LearnerConfig(Settings):
 
     def passes(self, task_index: int) -> Passes:
         """Return what an image of a task takes."""
-        return Passes(TRAINING_PASSES + (self.has_teacher and task_index > 0), 1)
+        usual = self.usual_passes
+        return usual._replace(training=usual.training + (self.has_teacher and task_index > 0))
 
     def task_notes(self, task: Task) -> list[str]:
         """Return warnings about a task before it is trained with these settings.

@@ -21,6 +21,7 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import QUERIED, Passes
 from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.general_expert import ExpertPrefixes, GeneralPrefixes
 from vbm_ptm.prompts.queries import Queries
@@ -38,6 +39,7 @@ class DualPromptConfig(LearnerConfig):
         transfer_prompts: Start a task's expert prefixes from those of the task before.
     """
 
+    usual_passes: ClassVar[Passes] = QUERIED
     name: str = "dualprompt"
     general_blocks: tuple[int, ...] = Field(default=(0, 1), min_length=1)
     general_length: int = Field(default=5, ge=1)

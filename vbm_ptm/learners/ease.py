@@ -34,6 +34,7 @@ from vbm_ptm.learners.base import (
     ParameterGroup,
     TaskStatistics,
 )
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes
 
 
 class EASEConfig(LearnerConfig):
@@ -51,6 +52,10 @@ class EASEConfig(LearnerConfig):
     adapter_width: int = Field(default=64, ge=1)
     adapter_dropout: float = Field(default=0.0, ge=0, lt=1)
     alpha: float = Field(default=0.1, ge=0)
+
+    def passes(self, task_index: int) -> Passes:
+        """Return one pass for each adapter so far; tests keep those of earlier ones."""
+        return Passes(TRAINING_PASSES, task_index + 1, testing=1, querying=task_index)
 
 
 class EASE(Learner):

@@ -35,6 +35,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import AlignmentConfig, Gaussians, align
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.learners.config import QUERIED, Passes
 from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.general_expert import ExpertPrefixes
 
@@ -56,6 +57,7 @@ class HiDePromptConfig(AlignmentConfig):
     """
 
     feature_passes: ClassVar[int] = 2
+    usual_passes: ClassVar[Passes] = QUERIED
     name: str = "hide_prompt"
     expert_blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     expert_length: int = Field(default=5, ge=1)

@@ -13,7 +13,7 @@ Differs from the PyTorch port in:
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -23,6 +23,7 @@ from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import QUERIED, Passes
 from vbm_ptm.prompts.pool import PromptPool
 from vbm_ptm.prompts.queries import Queries
 
@@ -42,6 +43,7 @@ class L2PConfig(LearnerConfig):
         transfer_prompts: Start the prompts number t * k to (t + 1) * k of task t from those of the task before.
     """
 
+    usual_passes: ClassVar[Passes] = QUERIED
     name: str = "l2p"
     pool_size: int = Field(default=10, ge=1)
     prompt_length: int = Field(default=5, ge=1)

@@ -6,17 +6,21 @@ the classic probe of a representation.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.base import Learner, LearnerConfig, LearnerOutput, ParameterGroup
+from vbm_ptm.learners.config import Passes
 
 
 class LinearProbeConfig(LearnerConfig):
     """The linear probe has no settings of its own."""
 
+    usual_passes: ClassVar[Passes] = Passes(1, 1, testing=0, querying=1)
     name: str = "linear_probe"
 
 

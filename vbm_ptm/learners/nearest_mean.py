@@ -15,7 +15,7 @@ from torch import Tensor
 from vbm_ptm.backbones import Backbone
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
-from vbm_ptm.learners.config import TrainedTasks
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TrainedTasks
 from vbm_ptm.learners.prototypes import class_cosines, keep_class_sums
 
 
@@ -23,6 +23,7 @@ class NearestMeanConfig(LearnerConfig):
     """Nearest class mean has no settings of its own."""
 
     feature_passes: ClassVar[int] = 1
+    usual_passes: ClassVar[Passes] = Passes(TRAINING_PASSES, 1, testing=0, querying=1)
     name: str = "nearest_mean"
 
     @property

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from vbm_ptm.backbones import Backbone, evaluating
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.learners.base import Features, Learner, LearnerConfig, LearnerOutput, ParameterGroup
-from vbm_ptm.learners.config import TrainedTasks
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes, TrainedTasks
 from vbm_ptm.learners.first_session import FirstSession, FirstSessionConfig
 
 # Images that a class counts as where classes are balanced.
@@ -49,6 +49,7 @@ class RanPACConfig(LearnerConfig):
     """
 
     feature_passes: ClassVar[int] = 1
+    usual_passes: ClassVar[Passes] = Passes(TRAINING_PASSES, 1, testing=0, querying=1)
     name: str = "ran_pac"
     projection_width: int = Field(default=10_000, ge=0)
     ridges: tuple[PositiveFloat, ...] = Field(

@@ -35,6 +35,7 @@ from vbm_ptm.learners.base import (
     ParameterGroup,
     TaskStatistics,
 )
+from vbm_ptm.learners.config import QUERIED, TRAINING_PASSES, Passes
 from vbm_ptm.prompts.task_tokens import TaskTokens, nearest_session
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class SIPromptConfig(LearnerConfig):
     """
 
     feature_passes: ClassVar[int] = 1
+    usual_passes: ClassVar[Passes] = QUERIED._replace(training=TRAINING_PASSES)
     name: str = "s_iprompt"
     prompt_length: int = Field(default=10, ge=1)
     num_centres: int = Field(default=5, ge=1)

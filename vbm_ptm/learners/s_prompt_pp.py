@@ -16,6 +16,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from vbm_ptm.learners.base import LearnerConfig
+from vbm_ptm.learners.config import QUERIED, Passes
 from vbm_ptm.learners.dualprompt import DualPrompt
 
 
@@ -31,6 +32,7 @@ class SPromptPPConfig(LearnerConfig):
 
     general_blocks: ClassVar[tuple[int, ...]] = ()  # what DualPrompt has beside its experts
 
+    usual_passes: ClassVar[Passes] = QUERIED
     name: str = "s_prompt_pp"
     expert_blocks: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     expert_length: int = Field(default=20, ge=1)

@@ -32,6 +32,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import CosineTaskHead, TaskHeads
 from vbm_ptm.learners.alignment import AlignmentConfig, align, class_gaussians, gaussians_of, gaussians_size
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.learners.config import TRAINING_PASSES, Passes
 
 
 class TUNAConfig(AlignmentConfig):
@@ -54,6 +55,10 @@ class TUNAConfig(AlignmentConfig):
     alignment_epochs: int = Field(default=30, ge=0)
     alignment_samples_per_class: int = Field(default=80, ge=1)
     alignment_learning_rate: float = Field(default=0.005, gt=0)
+
+    def passes(self, task_index: int) -> Passes:
+        """Return, for a test, one pass for each expert so far and one for the universal one, if there are several."""
+        return Passes(TRAINING_PASSES, 1, testing=task_index + 2 if task_index else 1)
 
 
 class TUNA(Learner):
