@@ -574,14 +574,22 @@ def test_fit__ranks_stop_at_the_same_step_and_one_goes_on(
 
 def _run(rank: int, tree: dict[str, Any], folder: Path) -> None:
     """Two runs: one whose ranks were started differently, and one into a folder that no rank finds."""
-    expected = "rank 1 differs from rank 0 in 'optimization', 'seed'. Start the same command on every machine"
+    expected = (
+        "rank 1 differs from rank 0 in 'dataset.transforms.crop_scale', 'backbone.image_size', "
+        "'optimization.learning_rate', 'seed'. Start the same command on every machine"
+    )
     different = {
         **tree,
         "seed": 5 + rank,
+        "dataset": {**tree["dataset"], "transforms": {"crop_scale": [0.5, 1 - rank / 4]}},
+        "backbone": {**tree["backbone"], "image_size": 32 + 16 * rank},
         "optimization": {**tree["optimization"], "learning_rate": 0.01 * (rank + 1)},
     }
     with pytest.raises(UsageError, match=expected):
         run(different, output=folder / "different")
+    images = folder / f"images of rank {rank}"  # places and names may differ
+    images.symlink_to(tree["dataset"]["path"])
+    tree = {**tree, "dataset": {**tree["dataset"], "path": str(images), "name": images.name}}
     result = run(tree, output=folder / "several" / "levels" / "deep")
     assert result["num_ranks"] == 2
     (folder / f"{rank}.json").write_text(json.dumps(result["task_records"]))

@@ -6,9 +6,17 @@ import hashlib
 import json
 
 from vbm_ptm.building import Setup
+from vbm_ptm.config.tree import is_within, leaves
 from vbm_ptm.engine.acceleration import Accelerator
 from vbm_ptm.engine.fingerprint import difference_between_ranks
 from vbm_ptm.errors import UsageError
+from vbm_ptm.runs.directory import LISTS, PLACES
+
+# Settings that may differ between machines, besides the places of files: what images and weights are is compared.
+_FREE = (
+    *("data", "device", "scenario.extends"),
+    *("dataset.name", "dataset.source", "dataset.config_name", "dataset.revision", "dataset.verify"),
+)
 
 
 def check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
@@ -18,7 +26,11 @@ def check_ranks_agree(setup: Setup, accelerator: Accelerator) -> None:
         UsageError: One rank differs from the others.
     """
     config, weights = setup.config, setup.learner.backbone.weights
-    settings = config.model_dump(mode="json", exclude={"dataset", "backbone", "data", "device"})
+    settings = {
+        name: value
+        for name, value in leaves(config.model_dump(mode="json"))
+        if not is_within(name, (*PLACES, *LISTS, *_FREE))
+    }
     facts = {
         **settings,
         "the images or their split": setup.benchmark.datasets.split_sha256,
