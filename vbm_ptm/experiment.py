@@ -1,4 +1,4 @@
-"""One run from beginning to end: train and evaluate, on ranks that agree, and leave a result whatever happens."""
+"""One run from beginning to end: train and evaluate, on ranks that agree; leave a result, or nothing to begin anew."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def run(
         rank_timeout=timedelta(minutes=config.trainer.rank_timeout_minutes),
     )
     config = config.with_precision(precision_of(accelerator))
-    is_extension = config.scenario.extends is not None
-    own = CheckpointStore(directory.path / "checkpoints").read() if is_extension else None
-    setup = build(config, earlier=own.state if own else earlier_state(config))
+    setup = build(config, earlier=earlier_state(config, directory, skip_damaged=skip_damaged))
     if config.trainer.compile:
         compile_backbones(setup.learner, accelerator.device.type)
     # Bad data or weights have been reported by now, before the directory is made; and no rank still has to look

@@ -18,6 +18,7 @@ def extend(
     is_more_data: bool = False,
     overrides: Sequence[str] = (),
     resume: bool = False,
+    skip_damaged: bool = False,
     is_quiet: bool = False,
 ) -> dict[str, Any]:
     """Add a data set to a finished run as one more task, without the earlier images; return the new result.
@@ -29,6 +30,7 @@ def extend(
         is_more_data: The data set may hold classes (or be a domain) that the run has learned before.
         overrides: Items ``path.to.setting=value`` for the new task.
         resume: Resume an extension that was stopped.
+        skip_damaged: As for ``run``.
         is_quiet: As for ``run``.
 
     Raises:
@@ -37,4 +39,4 @@ def extend(
     """
     config = extension_config(run_directory, dataset=dataset, is_more_data=is_more_data, overrides=overrides)
     folder = output or default_output(Path(run_directory), config)
-    return run(config, output=folder, resume=resume, is_quiet=is_quiet)
+    return run(config, output=folder, resume=resume, skip_damaged=skip_damaged, is_quiet=is_quiet)

@@ -14,6 +14,7 @@ from miniatures import write_toy_folder
 
 from vbm_ptm.building import build
 from vbm_ptm.check.preflight import survey
+from vbm_ptm.cli import main
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.engine.trainer import Trainer
 from vbm_ptm.errors import TrainingInterrupted, UsageError
@@ -180,6 +181,36 @@ def test_extend__begins_with_the_same_command_after_an_error(
             extend(two_runs[0], dataset=str(new_folder), output=output, overrides=overrides)
     assert not output.exists()
     assert extend(two_runs[0], dataset=str(new_folder), output=output)["status"] == "finished"
+
+
+def test_extend__goes_on_from_its_newest_whole_checkpoint(
+    mean_run: Path, new_folder: Path, tmp_path: Path
+) -> None:
+    first, second = shutil.copytree(mean_run, tmp_path / "first"), tmp_path / "second"
+    result = extend(first, dataset=str(new_folder), output=second)
+    shutil.rmtree(first)
+    state = second / "checkpoints/task_03/state.json"
+    state.write_bytes(state.read_bytes()[:100])
+    config = compose(config_file=second / "config.yaml").validate()
+    again = run(config, output=second, resume=True, skip_damaged=True)
+    assert again["accuracy_counts"] == result["accuracy_counts"]
+    assert json.loads(state.read_bytes())["class_names"] == result["class_names"]
+
+
+@pytest.mark.slow
+def test_extend__command_goes_on_from_its_newest_whole_checkpoint(
+    mean_run: Path, new_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = shutil.copytree(mean_run, tmp_path / "first"), tmp_path / "second"
+    result = extend(first, dataset=str(new_folder), output=second)
+    state = second / "checkpoints/task_03/state.json"
+    state.write_bytes(state.read_bytes()[:100])
+    command = ["extend", str(first), "--dataset", str(new_folder), "--output", str(second)]
+    assert main([*command, "--skip-damaged"]) == 2
+    assert "--skip-damaged needs --resume" in capsys.readouterr().err
+    assert main([*command, "--resume", "--skip-damaged"]) == 0
+    assert json.loads((second / "result.json").read_text())["accuracy_counts"] == result["accuracy_counts"]
+    assert json.loads(state.read_bytes())["class_names"] == result["class_names"]
 
 
 def test_extend__of_a_run_without_its_log(mean_run: Path, new_folder: Path, tmp_path: Path) -> None:

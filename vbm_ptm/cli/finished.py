@@ -17,6 +17,7 @@ from vbm_ptm.cli.options import (
     DeviceName,
     Overrides,
     Run,
+    SkipDamaged,
     TaskNumber,
     all_overrides,
 )
@@ -242,6 +243,7 @@ def extend(
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Resume an extension that was stopped.")
     ] = False,
+    skip_damaged: SkipDamaged = False,
     device: DeviceName = None,
 ) -> None:
     """Add the classes of a data set to a finished run, as one more task, without the earlier images."""
@@ -250,6 +252,8 @@ def extend(
     from vbm_ptm.runs.extension import default_output, extension_config
     from vbm_ptm.storage.run_result import RunResult
 
+    if skip_damaged and not resume:
+        raise UsageError("--skip-damaged needs --resume.")
     config = extension_config(
         run,
         dataset=dataset,
@@ -258,7 +262,9 @@ def extend(
     )
     folder = output or default_output(run, config)
     with how_to_go_on("Continue with the same command and --resume."):
-        result = RunResult.model_validate(train(config, output=folder, resume=resume))
+        result = RunResult.model_validate(
+            train(config, output=folder, resume=resume, skip_damaged=skip_damaged)
+        )
     if is_main_process():
         own = percent(result.matrix.accuracy(-1, -1))
         new = ", ".join(result.tasks[-1]) or "no new class"

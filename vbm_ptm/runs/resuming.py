@@ -29,13 +29,28 @@ def is_damaged(directory: RunDirectory) -> bool:
     return False
 
 
-def earlier_state(config: RunConfig) -> RunState | None:
-    """Return the state that an extension starts from; None for a run that extends no other.
+def earlier_state(
+    config: RunConfig, directory: RunDirectory | None = None, *, skip_damaged: bool = False
+) -> RunState | None:
+    """Return a state with what an extension starts from; None for a run that extends no other.
+
+    Args:
+        config: The configuration.
+        directory: That of the extension, whose own checkpoints come first: the run that is extended may be gone.
+        skip_damaged: Pass over checkpoints that cannot be read.
 
     Raises:
-        UsageError: As for ``extended_checkpoint``.
+        UsageError: The newest checkpoint cannot be read, or as for ``extended_checkpoint``.
     """
-    return None if config.scenario.extends is None else extended_checkpoint(config).state
+    if config.scenario.extends is None:
+        return None
+    for path in CheckpointStore(directory.path / "checkpoints").newest_first() if directory else ():
+        try:
+            return read_checkpoint(path).state
+        except UsageError:
+            if not skip_damaged:
+                raise
+    return extended_checkpoint(config).state
 
 
 def extended_checkpoint(config: RunConfig) -> Checkpoint:
