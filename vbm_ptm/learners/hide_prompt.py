@@ -26,7 +26,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from pydantic import Field
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +34,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.heads import TaskHeads
 from vbm_ptm.learners.alignment import AlignmentConfig, Gaussians, align
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
+from vbm_ptm.learners.clusters import k_means
 from vbm_ptm.learners.config import QUERIED, Passes
 from vbm_ptm.prompts.blocks import check_blocks
 from vbm_ptm.prompts.general_expert import ExpertPrefixes
@@ -276,15 +276,14 @@ def contrast_terms(features: Tensor, others: Tensor, *, temperature: float) -> T
 def centroids_of(features: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
     """Return the centroids (k,D) of features (n,D) and the standard deviations (k,D) around them, k = min(count, n).
 
-    Found by k-means, the same for the same features; deviations are biased, those of one image 0.
+    Found by k-means; deviations are biased, those of one image 0.
     """
     points = features.detach().double().cpu().numpy()
-    count = min(count, len(points))
-    found = KMeans(count, n_init=10, random_state=0).fit(points)
+    centres, numbers = k_means(points, count=count)
     deviations = np.stack(
         [
-            points[found.labels_ == number].std(axis=0) if (found.labels_ == number).any() else 0 * points[0]
-            for number in range(count)
+            points[numbers == number].std(axis=0) if (numbers == number).any() else 0 * points[0]
+            for number in range(len(centres))
         ]
     )
-    return torch.from_numpy(found.cluster_centers_).to(features), torch.from_numpy(deviations).to(features)
+    return torch.from_numpy(centres).to(features), torch.from_numpy(deviations).to(features)

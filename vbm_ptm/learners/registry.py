@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOT_LEARNERS = {
     "alignment",
     "base",
+    "clusters",
     "config",
     "drift",
     "first_session",

@@ -20,7 +20,6 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,6 +34,7 @@ from vbm_ptm.learners.base import (
     ParameterGroup,
     TaskStatistics,
 )
+from vbm_ptm.learners.clusters import k_means
 from vbm_ptm.learners.config import QUERIED, TRAINING_PASSES, Passes
 from vbm_ptm.prompts.task_tokens import TaskTokens, nearest_session
 
@@ -123,7 +123,7 @@ class SIPrompt(Learner):
         num_centres = min(self.config.num_centres, len(points))
         if num_centres < self.config.num_centres:
             logger.info("session %d has %d images: as many centres", task.index, num_centres)
-        centres = KMeans(num_centres, n_init=10, random_state=0).fit(points).cluster_centers_
+        centres, _ = k_means(points, count=num_centres)
         tensor = torch.from_numpy(centres).to(next(self.heads.parameters()))
         self.statistics[str(task.index)] = TaskStatistics({"centres": tensor})
 
