@@ -132,6 +132,14 @@ def test_load_backbone__refuses_settings_that_would_be_ignored(
         load(name, **settings)
 
 
+@pytest.mark.parametrize("kind", [PromptableViT, Backbone])
+def test_load_backbone__refuses_sizes_that_the_patches_of_a_vit_from_scratch_do_not_tile(
+    kind: type[Backbone],
+) -> None:
+    with pytest.raises(UsageError, match=r"image_size 40 is not a multiple of the patch size 16.*32 and 48"):
+        load("test_vit.r160_in1k", kind=kind, from_scratch=True, image_size=40)
+
+
 def test_build_backbone__rebuilds_what_was_recorded(cnn_file: Path) -> None:
     for backbone in (
         load("resnet18_cifar", channels=4),

@@ -13,6 +13,7 @@ import yaml
 from miniatures import domainnet_miniature
 from safetensors.torch import load_file
 
+from vbm_ptm.check import preflight
 from vbm_ptm.check.preflight import ExplainedSetting, Survey, explain_setting, survey
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.errors import UsageError
@@ -98,6 +99,22 @@ def test_survey__counts_the_statistics_of_classes(toy_tree: Callable[..., Tree],
     stored = 300_096 + 10 * 64 + 10  # backbone, one head
     expected = 4 * (stored + 10 * (1 + 64) * 64) / 2**20
     assert mebibytes(facts["disk for checkpoints"]) == pytest.approx(expected, abs=0.051)
+
+
+@pytest.mark.parametrize("learner", ["slca", "slca_pp"])
+def test_survey__counts_the_features_that_drift_holds_while_a_task_is_trained(
+    learner: str, toy_tree: Callable[..., Tree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the 24 images of a task, 64 wide, in fp32, in each of three checkpoints."""
+    monkeypatch.setattr(preflight, "_size", lambda num_bytes: num_bytes)
+    file = as_file(toy_tree(learner), tmp_path)
+    plain, drifting = (
+        survey(compose(config_file=file, overrides=[f"learner.drift={kind}"])).facts[
+            "disk in addition while a task is trained"
+        ]
+        for kind in ("none", "linear")
+    )
+    assert drifting - plain == 3 * 4 * 24 * 64
 
 
 def test_survey__counts_the_statistics_of_every_domain(toy_tree: Callable[..., Tree], tmp_path: Path) -> None:

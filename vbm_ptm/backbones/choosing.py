@@ -19,6 +19,7 @@ from vbm_ptm.backbones.embedded import EMBEDDED_NAME
 from vbm_ptm.backbones.feature_network import FeatureNetwork
 from vbm_ptm.backbones.loading import (
     build_vit,
+    check_image_size,
     load_vit,
     local_file,
     own_file,
@@ -171,8 +172,11 @@ def _resnet(config: BackboneConfig, *, seed: int) -> FeatureNetwork:
 def _timm_network(config: BackboneConfig, name: str, notes: list[str], *, seed: int) -> Backbone:
     """Build a timm model with its own weights, with those of a file, or with random ones."""
     facts = timm.models.get_pretrained_cfg(name) or PretrainedCfg()
-    is_vit = not unsupported_attributes(without_memory(name))
+    probe = without_memory(name)
+    is_vit = not unsupported_attributes(probe)
     size = config.image_size or facts.input_size[-1]
+    if is_vit:
+        check_image_size(size, probe, name)
     with seeded(seed_for("backbone", seed=seed)):
         options: dict[str, Any] = {"img_size": size} if is_vit else {}
         network: nn.Module = timm.create_model(name, num_classes=0, **options)

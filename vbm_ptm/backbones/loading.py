@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import timm
@@ -76,14 +77,8 @@ def load_vit(
         logger.warning("%s", note)
     config = timm.models.get_pretrained_cfg(resolved) or PretrainedCfg()
     probe = _probe(name, resolved)
-    patch_size: int = probe.patch_embed.patch_size[0]
-    if image_size is not None and (image_size <= 0 or image_size % patch_size):
-        below = max(image_size // patch_size, 1) * patch_size
-        raise UsageError(
-            f"image_size {image_size} is not a multiple of the patch size {patch_size} of '{resolved}'; "
-            f"nearest: {below} and {below + patch_size}."
-        )
-
+    if image_size is not None:
+        check_image_size(image_size, probe, resolved)
     file = local_file(Path(checkpoint)) if checkpoint is not None else own_file(resolved, config)
     if file.path.suffix == ".npz":
         vit, facts = _load_google(file.path, resolved, probe)
@@ -106,6 +101,23 @@ def load_vit(
         notes=(*notes, *facts),
     )
     return PromptableViT(vit, weights=record, gradient_checkpointing=gradient_checkpointing)
+
+
+def check_image_size(image_size: int, vit: Any, name: str) -> None:
+    """Refuse a size in pixels that the patches of a ViT do not tile.
+
+    Args:
+        image_size: The size.
+        vit: A model of this kind.
+        name: Its timm tag.
+    """
+    patch_size: int = vit.patch_embed.patch_size[0]
+    if image_size <= 0 or image_size % patch_size:
+        below = max(image_size // patch_size, 1) * patch_size
+        raise UsageError(
+            f"image_size {image_size} is not a multiple of the patch size {patch_size} of '{name}'; "
+            f"nearest: {below} and {below + patch_size}."
+        )
 
 
 def build_vit(weights: WeightsRecord, *, preprocessing: Preprocessing) -> PromptableViT:

@@ -25,6 +25,7 @@ from vbm_ptm.engine.contract import check_parameters
 from vbm_ptm.engine.parameters import parameter_counts
 from vbm_ptm.errors import UsageError, did_you_mean, some_names
 from vbm_ptm.learners.base import Learner
+from vbm_ptm.learners.config import TaskSizes
 from vbm_ptm.replay import cells_of, trained_classes
 from vbm_ptm.runs.banner import describe_step, describe_view_batch
 from vbm_ptm.runs.resuming import earlier_state
@@ -215,10 +216,15 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
     weights = learner.backbone.weights
     keep = config.checkpoint.keep
     keeps_all = keep == "all" or (keep == "auto" and learner.backbone_is_frozen)
-    statistics = 0
-    for task in benchmark.scenario.tasks[benchmark.first_task :]:
-        class_sizes = [size for _, size in cells_of(benchmark.training_classes(task))]
+    statistics, in_training = 0, []
+    for task, counts, size in zip(
+        benchmark.scenario.tasks[benchmark.first_task :], parameters, stored, strict=True
+    ):
+        class_sizes = [count for _, count in cells_of(benchmark.training_classes(task))]
         statistics += 4 * learner.statistics_size(class_sizes)
+        sizes = TaskSizes(task.index, class_sizes, ())
+        held = 4 * learner.config.held_numbers(sizes, width=learner.backbone.width)
+        in_training.append(_position_bytes(config, counts, size + held))
     memory = max(_training_bytes(config, counts) for counts in parameters)
     found.facts |= {
         "backbone": f"{weights.name}, SHA-256 {weights.sha256}" if weights else "given by the caller",
@@ -230,11 +236,7 @@ def _survey_cost(found: Survey, setup: Setup) -> None:
         "memory for weights, gradients and optimizer": _size(memory),
         "disk for checkpoints": _size(sum(stored if keeps_all else stored[-2:]) + statistics),
         "of it for class statistics": _size(statistics),
-        "disk in addition while a task is trained": _size(
-            max(
-                _position_bytes(config, counts, size) for counts, size in zip(parameters, stored, strict=True)
-            )
-        ),
+        "disk in addition while a task is trained": _size(max(in_training)),
     }
 
 

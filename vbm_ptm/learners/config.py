@@ -83,6 +83,15 @@ class LearnerConfig(Settings):
         is_herding = rehearsal is not None and rehearsal.mode == "merged" and rehearsal.capacity > 0
         return max(self.feature_passes, is_herding) * sum(sizes.own)
 
+    def held_numbers(self, sizes: TaskSizes, *, width: int) -> int:
+        """Return the numbers that ``prepare_task`` adds to the learner until the end of the task.
+
+        Args:
+            sizes: Of the task.
+            width: That of the backbone's features.
+        """
+        return 0
+
     def passes(self, task_index: int) -> Passes:
         """Return what an image of a task takes."""
         usual = self.usual_passes

@@ -38,6 +38,10 @@ class DriftConfig(AlignmentConfig):
         """Return the task's images, twice where features from before training are kept."""
         return sum(sizes.own) * (2 if self.drift == "linear" and sizes.task_index else 1)
 
+    def held_numbers(self, sizes: TaskSizes, *, width: int) -> int:
+        """Return the numbers in the features from before training."""
+        return width * sum(sizes.own) if self.drift == "linear" and sizes.task_index else 0
+
     @model_validator(mode="after")
     def _check_covariance(self) -> DriftConfig:
         if self.drift == "linear" and getattr(self, "covariance", "full") == "diagonal":
