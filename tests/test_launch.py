@@ -17,7 +17,14 @@ import yaml
 
 from vbm_ptm.cli import main
 from vbm_ptm.engine.acceleration import build_accelerator
-from vbm_ptm.launch import is_main_process, launch_problems, num_nodes, num_processes, shadowed_libraries
+from vbm_ptm.launch import (
+    is_main_process,
+    launch_problems,
+    look_here_last,
+    num_nodes,
+    num_processes,
+    shadowed_libraries,
+)
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -316,6 +323,22 @@ def test_follow_launcher__ends_with_the_launcher_alone(name: str, is_leftover: b
     if not is_tied:
         os.kill(process, signal.SIGKILL)
     launcher.stdout.close()
+
+
+def test_main__where_the_current_directory_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "path", ["/a", "/b"])
+        look_here_last()
+        assert sys.path == ["/a", "/b"]
+    assert main(["--version"]) == 0
+    assert main(["check", "--dataset", "./images", "--learner", "slca"]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message == "error: the current directory has been removed: change to one that exists"
 
 
 @pytest.mark.slow

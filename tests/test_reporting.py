@@ -137,6 +137,19 @@ def test_read_run__tells_what_is_not_finished(tmp_path: Path, capsys: pytest.Cap
     assert not any(document.exists() for document in documents)
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "figures"])
+def test_report__says_at_once_where_nothing_can_be_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / name).write_text("mine")
+    monkeypatch.setattr("vbm_ptm.reporting.read_run", lambda *_: pytest.fail("runs were read"))
+    output = tmp_path / ("page.html" if name == "figures" else name)
+    assert main(["report", str(tmp_path / "run"), "--output", str(output)]) == 2
+    assert f"cannot be written: {tmp_path / name} is a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "page"),
     [("more", "more/report.html"), ("more/own.html", "more/own.html"), ("a.b", "a.b/report.html")],

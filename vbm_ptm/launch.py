@@ -106,8 +106,16 @@ def look_here_last() -> None:
 
     A folder or file there that is called as a library, such as ``datasets``, must not stand in its place.
     """
-    if sys.path and sys.path[0] in ("", os.getcwd()):
+    if sys.path and sys.path[0] in ("", current_directory()):
         sys.path.append(sys.path.pop(0))
+
+
+def current_directory() -> str | None:
+    """Return the current directory; None if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def shadowed_libraries(names: Sequence[str]) -> list[str]:

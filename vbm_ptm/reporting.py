@@ -22,7 +22,7 @@ from vbm_ptm.report.page_parts import Findings, ReportRun
 from vbm_ptm.report.whole_page import report_page
 from vbm_ptm.runs.comparison import compared_facts
 from vbm_ptm.runs.directory import RunDirectory
-from vbm_ptm.storage.durable_files import write_file
+from vbm_ptm.storage.durable_files import check_writable, write_file
 from vbm_ptm.study import PlannedRun, measured_run
 
 logger = logging.getLogger(__name__)
@@ -46,14 +46,18 @@ def write_report(places: Sequence[Path], *, output: Path, pdf: bool = False) -> 
         The files.
 
     Raises:
-        UsageError: A place holds no run.
+        UsageError: A place holds no run, or the files cannot be written.
     """
-    runs = [read_run(folder, label) for place in places for folder, label in find_runs(place)]
+    found = [run for place in places for run in find_runs(place)]
+    figures = output.parent / "figures"
+    for file in (output, figures / "*.svg"):
+        check_writable(file)
+    runs = [read_run(folder, label) for folder, label in found]
     title = ", ".join(dict.fromkeys(place.resolve().name for place in places))
     page = report_page(runs, title=title, findings=find(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
     write_file(output, page.html().encode())
-    return [output, *page.write_figures(output.parent / "figures", pdf=pdf)]
+    return [output, *page.write_figures(figures, pdf=pdf)]
 
 
 def find_runs(place: Path) -> list[tuple[Path, str]]:

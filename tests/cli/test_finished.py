@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch.multiprocessing
+import typer
 from launching import become_rank
 from miniatures import write_toy_folder
 
 from vbm_ptm.cli import main
+from vbm_ptm.cli.application import app
 from vbm_ptm.cli.finished import agree
 from vbm_ptm.experiment import run
 from vbm_ptm.metrics import AccuracyCell
@@ -105,13 +107,7 @@ def test_alone__is_for_rank_0_which_then_knows_no_group(
     assert ("WORLD_SIZE" in os.environ) == (rank == "1")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("train", "study", "evaluate", "predict", "export", "extend", "diff", "check"),
-        *("verify", "watch", "views"),
-    ],
-)
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
 def test_help__gives_switches_no_value(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -119,6 +119,15 @@ def test_load__says_what_is_wrong_with_the_description(finished: Path, tmp_path:
         load(tmp_path)
 
 
+def test_export__says_at_once_where_nothing_can_be_written(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setattr("vbm_ptm.runs.export.restore_run", lambda *_, **__: pytest.fail("weights were read"))
+    with pytest.raises(UsageError, match=r"x cannot be written: .*notes\.txt is a file"):
+        export(finished, output=tmp_path / "notes.txt" / "x")
+
+
 def test_export__leaves_what_is_there(finished: Path) -> None:
     folder = export(finished)
     (folder / "README.md").write_text("edited")

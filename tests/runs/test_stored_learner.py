@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 
 from vbm_ptm.building import build
+from vbm_ptm.cli import main
 from vbm_ptm.config.run_config import compose
 from vbm_ptm.data.images import decode_image
 from vbm_ptm.data.reading.datasets import load_image_dataset, write_split
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.learners.nearest_mean import NearestMean
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.export import export
 from vbm_ptm.runs.stored_learner import _decoded, evaluate, evaluate_on, load, predict
@@ -175,3 +177,14 @@ def test_draft_decoding__is_that_of_training_evaluation_and_prediction(tmp_path:
     assert sizes == {benchmark.transforms.draft_size} == {64}
     Image.new("RGB", (256, 300)).save(tmp_path / "a.jpg")
     assert [image.size for _, image in _decoded([tmp_path / "a.jpg"], [], draft_size=64)] == [(64, 75)]
+
+
+def test_predict__shows_an_image_for_which_all_classes_are_ruled_out(
+    mean_run: Path, toy_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        NearestMean, "predict", lambda self, images: torch.full((len(images), 12), -torch.inf)
+    )
+    image = next(toy_folder.glob("test/*/*.png"))
+    assert main(["predict", str(mean_run), str(image)]) == 0
+    assert "none: all are ruled out" in capsys.readouterr().out

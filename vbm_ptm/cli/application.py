@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from vbm_ptm.cli.advice import messages
 from vbm_ptm.cli.streams import outlast_readers
 from vbm_ptm.errors import TrainingInterrupted, UsageError, describe_failure
 from vbm_ptm.launch import (
+    current_directory,
     follow_launcher,
     is_main_process,
     leave_group,
@@ -107,8 +107,9 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
     outlast_readers()
     follow_launcher()
     _configure_logging()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where package.module:Class of an own learner is looked for last
+    here = current_directory()
+    if here is not None and here not in sys.path:
+        sys.path.append(here)  # where package.module:Class of an own learner is looked for last
     try:
         application(arguments)
     except SystemExit as leaving:
@@ -128,6 +129,8 @@ def run_application(application: typer.Typer, arguments: Sequence[str] | None = 
         return _fail(130, "interrupted")
     except Exception as error:
         failure = describe_failure(error)
+        if here is None and isinstance(error, FileNotFoundError):
+            failure = "the current directory has been removed: change to one that exists"
         if failure is None:
             raise
         return _fail(2 if isinstance(error, OSError) else 1, failure)

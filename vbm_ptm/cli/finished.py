@@ -180,7 +180,11 @@ def predict(
         from rich.table import Column, Table
 
         table = Table(Column("image", overflow="fold"), "class", "score", "probability", "then")
-        for path, ((name, score, probability), *others) in rows:
+        for path, best in rows:
+            if not best:
+                table.add_row(path, "(none: all are ruled out)")
+                continue
+            (name, score, probability), *others = best
             then = ", ".join(f"{n}: {s:.3f} ({p:.1%})" for n, s, p in others)
             table.add_row(path, name, f"{score:.3f}", f"{probability:.1%}", then)
         stdout().print(table)

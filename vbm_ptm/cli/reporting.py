@@ -17,7 +17,7 @@ def report(
         typer.Option(help="The page, or a folder for report.html; default: the first of the runs."),
     ] = None,
     pdf: Annotated[
-        bool, typer.Option("--pdf", help="Write the figures as PDF, too, with their fonts.")
+        bool, typer.Option("--pdf", metavar="", help="Write the figures as PDF, too, with their fonts.")
     ] = False,
 ) -> None:
     """Write one HTML page on runs, finished or not, and its figures to figures/ as SVG."""

@@ -22,6 +22,7 @@ from vbm_ptm.report.model_card import model_card
 from vbm_ptm.runs.directory import RunDirectory
 from vbm_ptm.runs.stored_learner import restore_run
 from vbm_ptm.storage.checkpoint import Checkpoint
+from vbm_ptm.storage.durable_files import check_writable
 from vbm_ptm.storage.portable import TrainingRecord, is_portable, write_portable
 from vbm_ptm.storage.run_result import RunResult
 from vbm_ptm.storage.summary import summary
@@ -58,6 +59,7 @@ def export(
     folder = directory.path / name if output is None else Path(output)
     if folder.exists():  # checked before the weights are read
         raise UsageError(f"{folder} exists already; give a folder that does not exist yet.")
+    check_writable(folder)
     config = directory.config(overrides)
     learner, checkpoint = restore_run(directory, task=task, overrides=overrides)
     weights = learner.backbone.weights
