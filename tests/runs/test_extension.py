@@ -295,6 +295,9 @@ def test_extend__refuses_known_classes_where_the_learner_is_not_defined_for_them
     with pytest.raises(UsageError, match="'ease' is not defined where a class comes back"):
         extend(tmp_path / "first", dataset=more, output=tmp_path / "second", is_more_data=True)
     assert not (tmp_path / "second").exists()
+    new = str(write_toy_folder(tmp_path / "new", ["class_12"]))
+    config = extension_config(tmp_path / "first", dataset=new, is_more_data=True)
+    assert len(build(config, earlier=earlier_state(config)).benchmark.scenario.tasks) == 3
 
 
 @pytest.mark.slow
