@@ -12,6 +12,7 @@ from torch import Tensor
 from vbm_ptm.backbones import PromptableViT
 from vbm_ptm.check.estimates import estimate, even_outline, read_outline
 from vbm_ptm.config.run_config import RunConfig, compose
+from vbm_ptm.data.reading.datasets import DatasetSpec
 from vbm_ptm.data.single_views import SingleViewDataset
 from vbm_ptm.experiment import run
 from vbm_ptm.learners import list_learners
@@ -171,3 +172,32 @@ def test_estimate__learners_say_truly_whether_they_are_trained() -> None:
         "nearest_mean": "none",
         "ran_pac": "none",
     }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train_images_per_class": 4},
+        {"validation_fraction": 0.3},
+        {"test_split": None},
+        {"train_images_per_class": 1, "validation_fraction": 0.5, "test_split": None},
+    ],
+)
+def test_estimate__of_published_counts_follows_the_settings_of_the_data_set(
+    settings: dict[str, Any], toy_tree: Callable[..., Tree]
+) -> None:
+    tree = toy_tree("finetune")
+    tree["dataset"] |= settings
+    config = compose(tree=tree).validate()
+    published = even_outline(num_classes=12, num_train=72, num_test=48, spec=config.dataset)
+    assert estimate(config, published) == estimate(config, read_outline(config.dataset))
+
+
+def test_even_outline__leaves_out_other_domains() -> None:
+    spec = DatasetSpec(name="toy", domains=("b",), train_images_per_class=1)
+    domains = {"a": (6, 4), "b": (4, 2)}
+    some = even_outline(num_classes=2, num_train=10, num_test=6, domains=domains, spec=spec)
+    assert (some.train.labels.tolist(), some.test.labels.tolist()) == ([0, 1], [0, 1])
+    assert some.train.domains is not None
+    assert some.test.domains is not None
+    assert {*some.train.domains, *some.test.domains} == {"b"}

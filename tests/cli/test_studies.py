@@ -61,6 +61,15 @@ def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> Non
     assert "all: 48 runs" in shown
 
 
+def test_dry_run__leaves_out_what_settings_leave_out_of_published_counts(say: Say) -> None:
+    some = ("cifar100.train_images_per_class=50", "cifar100.validation_fraction=0.8")
+    for settings, images in ((some[:1], 50), (some, 50), (some[1:], 100)):
+        only = ("--dry-run", "--only", "cifar100-slca-num_views=1/*1993")
+        code, shown, _ = say(*only, *(word for each in settings for word in ("--data", each)))
+        assert code == 0
+        assert listed(shown)["cifar100-slca-num_views=1", "1993"][2] == f"{20 * 100 * images:,}"
+
+
 @pytest.mark.slow
 def test_dry_run__the_most_informative_runs_fit_first(say: Say) -> None:
     _, shown, _ = say("--dry-run", "--budget-hours", "4.6", "--images-per-second", "300")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vbm_ptm.building import build_recipe
 from vbm_ptm.config.run_config import RunConfig
+from vbm_ptm.data.names import form
 from vbm_ptm.data.reading.datasets import DatasetSpec, load_image_dataset
 from vbm_ptm.data.task_division import build_scenario
 from vbm_ptm.learners.config import TRAINING_PASSES, TaskSizes
@@ -80,7 +81,12 @@ def read_outline(spec: DatasetSpec) -> DataOutline:
 
 
 def even_outline(
-    *, num_classes: int, num_train: int, num_test: int, domains: Mapping[str, tuple[int, int]] | None = None
+    *,
+    num_classes: int,
+    num_train: int,
+    num_test: int,
+    domains: Mapping[str, tuple[int, int]] | None = None,
+    spec: DatasetSpec | None = None,
 ) -> DataOutline:
     """Return the outline of a data set of which only totals are known: as many images of each class.
 
@@ -89,7 +95,24 @@ def even_outline(
         num_train: Training images.
         num_test: Test images.
         domains: Training and test images of each domain, if it has domains.
+        spec: Settings that leave out or hold out a part of these images.
     """
+
+    def left(train: int, test: int) -> tuple[int, int]:
+        """Return how many images the settings leave, for training and for testing."""
+        if spec is None:
+            return train, test
+        sizes = np.bincount(np.arange(train) % num_classes)
+        for fraction in (0 if spec.test_split else spec.test_fraction, spec.validation_fraction):
+            if fraction:
+                held_out = np.minimum(np.maximum(1, (sizes * fraction + 0.5).astype(int)), sizes - 1)
+                sizes, test = sizes - held_out, int(held_out.sum())
+        return int(np.minimum(sizes, spec.train_images_per_class or train).sum()), test
+
+    if domains:
+        wanted = {form(name) for name in (spec and spec.domains) or domains}
+        domains = {name: left(*counts) for name, counts in domains.items() if form(name) in wanted}
+    num_train, num_test = left(num_train, num_test)
 
     def split(total: int, parts: Sequence[int]) -> SplitLabels:
         if not domains:

@@ -152,7 +152,7 @@ def _estimates(
         if spec.name not in known or (_is_at_hand(spec) and not prefers_published):
             return read_outline(spec)
         counts = {"num_classes", "num_train", "num_test", "domains"}
-        return even_outline(**known[spec.name].model_dump(include=counts))
+        return even_outline(**known[spec.name].model_dump(include=counts), spec=spec)
 
     return estimate_all((run.config for run in planned), outline_of=outline_of)
 
