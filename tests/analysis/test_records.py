@@ -105,8 +105,30 @@ def test_read_log__keeps_readings_and_skips_a_torn_line() -> None:
     assert (log.num_tasks, log.num_torn) == (1, 1)
     assert training.task_means(log, "loss") == {0: 3, 1: 1}
     assert training.reading_names({"a": [log]}) == ["loss", "learning rate: heads"]
-    places, means = training.thinned([0, 1, 2], [4, 2, 1], num_steps=3, points=2)
-    assert (places.tolist(), means.tolist()) == ([0.5, 2.5], [3, 1])
+    assert training.thinned([0, 1, 4], [4, 2, 1], width=2) == {0: 3, 2: 1}
+
+
+def test_readings_figure__averages_runs_of_different_length_over_the_same_steps() -> None:
+    """Every reading is its step, and the losses of a second task begin later in one of the runs."""
+
+    def log(num_steps: int, second_task: int) -> training.TrainingLog:
+        steps = list(range(num_steps))
+        later = steps[second_task:]
+        readings = {
+            "loss": (steps, [float(step) for step in steps]),
+            "pull": (later, [float(step) for step in later]),
+        }
+        return training.TrainingLog(readings, task_of_step=[int(step >= second_task) for step in steps])
+
+    most = 2 * training.MAX_POINTS
+    for axes in training.readings_figure({"a": [log(most, 10), log(most + 1, 61)]}).axes[:2]:
+        (line,) = axes.lines
+        places, means = np.array(line.get_data())
+        assert len(places) <= training.MAX_POINTS
+        width = places[1] - places[0]
+        inside = (places >= 61 + width) & (places <= most - width)
+        assert inside.sum() > 50
+        assert means[inside].tolist() == places[inside].tolist()
 
 
 def test_figures__draw_each_line() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vbm_ptm.analysis.drawing import SERIES, Lines, add_legend, line_styles, new_figure, styled
-from vbm_ptm.analysis.spread import Floats, Spread, mean_and_std, spreads
+from vbm_ptm.analysis.spread import Spread, mean_and_std
 from vbm_ptm.storage.task_record import TaskTimings
 
 if TYPE_CHECKING:
@@ -75,22 +75,17 @@ def read_log_file(file: Path) -> TrainingLog:
         return read_log(lines)
 
 
-def thinned(
-    steps: Sequence[int], values: Sequence[float], *, num_steps: int, points: int = MAX_POINTS
-) -> tuple[Floats, Floats]:
-    """Return the middle step and the mean value of each of at most ``points`` equal stretches of a run.
+def thinned(steps: Sequence[int], values: Sequence[float], *, width: int) -> dict[int, float]:
+    """Return the mean value of each stretch of ``width`` steps, by the stretch's number, where there is one.
 
     Args:
         steps: (n,) positions in the run.
         values: (n,) readings.
-        num_steps: Steps of the run.
-        points: Number of stretches.
+        width: Steps of a stretch; runs are averaged by number, so it is one for all of them.
     """
-    width = max(1, -(-num_steps // points))
-    place = np.asarray(steps) // width
-    stretches, where = np.unique(place, return_inverse=True)
-    sums = np.bincount(where, weights=np.asarray(values, dtype=float))
-    return stretches * width + (width - 1) / 2, sums / np.bincount(where)
+    stretches, where = np.unique(np.asarray(steps) // width, return_inverse=True)
+    means = np.bincount(where, weights=np.asarray(values, dtype=float)) / np.bincount(where)
+    return dict(zip(stretches.tolist(), means.tolist(), strict=True))
 
 
 def reading_names(lines: Lines[TrainingLog]) -> list[str]:
@@ -109,23 +104,22 @@ def task_means(log: TrainingLog, name: str) -> dict[int, float]:
 
 
 def readings_figure(lines: Lines[TrainingLog]) -> Figure:
-    """Draw every reading over the steps of the run, one panel each: means of stretches, averaged over a line's runs."""
+    """Draw every reading over the steps of the run, one panel each: means over stretches and a line's runs."""
     with styled():
         names = reading_names(lines)
         figure, panels = new_figure(max(len(names), 1), columns=2, height=2.3)
         styles = line_styles(list(lines))
         for name, axes in zip(names, panels, strict=False):
             for label, logs in lines.items():
-                curves = [
-                    thinned(*log.readings[name], num_steps=len(log.task_of_step))
-                    for log in logs
-                    if name in log.readings
-                ]
+                width = max(1, -(-max(len(log.task_of_step) for log in logs) // MAX_POINTS))
+                curves = [thinned(*log.readings[name], width=width) for log in logs if name in log.readings]
                 if not curves:
                     continue
-                columns = spreads([curve[1].tolist() for curve in curves])
-                places = max((curve[0] for curve in curves), key=len)
-                means, _ = mean_and_std(columns)
+                stretches = np.unique([stretch for curve in curves for stretch in curve])
+                places = stretches * width + (width - 1) / 2
+                means, _ = mean_and_std(
+                    [Spread.of(curve.get(each) for curve in curves) for each in stretches]
+                )
                 axes.plot(
                     places,
                     means,
