@@ -73,7 +73,12 @@ def test_effect__is_a_paired_t_test() -> None:
 def test_effect__says_no_more_than_there_is() -> None:
     assert Effect.of_pairs([]) == Effect(None, None, (), None, None)
     assert Effect.of_pairs([(3, 1), (5, None)]) == Effect(2.0, None, (2,), None, None)
-    assert Effect.of_pairs([(3, 1), (5, 3)]) == Effect(2.0, 0.0, (2, 2), (2.0, 2.0), None)
+    assert Effect.of_pairs([(3, 1), (5, 3)]) == Effect(2.0, 0.0, (2, 2), None, None)
+    rounded = Effect.of_pairs([(60.28, 60), (40.28, 40), (10.28, 10)])
+    assert len(set(rounded.differences)) > 1
+    assert (rounded.mean, rounded.std) == (pytest.approx(0.28), 0.0)
+    assert (rounded.interval, rounded.p_value) == (None, None)
+    assert Effect.of_pairs([(0, 0), (0, 0)]).interval is None
 
 
 def test_collect__gives_means_deviations_and_paired_differences() -> None:

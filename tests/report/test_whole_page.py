@@ -34,7 +34,14 @@ def a_run(label: str, seed: int, num_views: int, correct: int) -> MeasuredRun:
             "raises the average accuracy of a-V4 by 3.00 points (95 % interval +0.52 to",
         ),
         ({"a": (-2, -3, -4)}, "lowers the average accuracy of a-V4 by 3.00 points"),
-        ({"a": (-9, 9, 0)}, "No effect of the view batch is decided"),
+        (
+            {"a": (-9, 9, 0)},
+            "decided: every 95 % interval of paired differences of average and last accuracy contains 0",
+        ),
+        (
+            {"a": (3, 3)},
+            "changes the last accuracy of a-V4 by +3.00 points in each of 2 pairs of equal seeds",
+        ),
         ({"a": (5,)}, "by +5.00 points in a single pair"),
     ],
 )

@@ -16,6 +16,8 @@ from vbm_ptm.metrics import AccuracyMatrix
 from vbm_ptm.storage.task_record import TaskFacts, TaskTimings
 
 CONFIDENCE = 0.95
+# Differences whose deviation is a smaller share of the numbers themselves are equal.
+_ROUNDING = 1e-9
 
 Number = Callable[[AccuracyMatrix], float | None]
 
@@ -85,8 +87,9 @@ class Effect(Spread):
 
     Attributes:
         differences: With the change minus without it, for each pair in which both numbers exist.
-        interval: 95 % confidence interval of the mean, by Student's t; None with fewer than two pairs.
-        p_value: P-value of the paired t-test of no effect; None without an interval of positive width.
+        interval: 95 % confidence interval of the mean, by Student's t; None with fewer than two pairs, and where all
+            differences are equal, which says nothing on how they spread.
+        p_value: P-value of the paired t-test of no effect; None without an interval.
     """
 
     differences: tuple[float, ...]
@@ -101,8 +104,8 @@ class Effect(Spread):
         spread = Spread.of(differences)
         if spread.mean is None or spread.std is None:
             return cls(spread.mean, spread.std, differences, interval=None, p_value=None)
-        if spread.std == 0:
-            return cls(spread.mean, 0.0, differences, interval=(spread.mean, spread.mean), p_value=None)
+        if spread.std <= _ROUNDING * max(abs(value) for pair in known for value in pair):
+            return cls(spread.mean, 0.0, differences, interval=None, p_value=None)
         import scipy.stats  # takes a second, which commands that compare nothing are spared
 
         test = scipy.stats.ttest_rel(*np.array(known).T)

@@ -38,7 +38,10 @@ def report_page(runs: Sequence[ReportRun], *, title: str, findings: Findings) ->
         _environment(findings),
     )
     unfinished = [run for run in runs if run.measured is None]
-    notes = [f"Not finished, and not in any mean: {run.directory} ({run.state})." for run in unfinished[:20]]
+    notes = [
+        f"Not finished, and in no mean of finished runs: {run.directory} ({run.state})."
+        for run in unfinished[:20]
+    ]
     if len(unfinished) > 20:
         notes.append(f"And {len(unfinished) - 20} more runs are not finished.")
     return Page(
@@ -82,12 +85,16 @@ def _effect_sentence(rows: Sequence[EffectRow]) -> str:
             f"The view batch {'raises' if mean > 0 else 'lowers'} the {name} accuracy of {row.label} by "
             f"{abs(mean):.2f} points (95 % interval {low:+.2f} to {high:+.2f}, {row.num_pairs} pairs).{rest}"
         )
-    if any(row.last_accuracy.interval for row in rows):
-        return "No effect of the view batch is decided: every 95 % interval of paired differences contains 0."
-    change = rows[0].last_accuracy.mean or 0.0
+    if any(each.interval for row in rows for each in (row.average_incremental_accuracy, row.last_accuracy)):
+        return (
+            "No effect of the view batch is decided: every 95 % interval of paired differences of average and last "
+            "accuracy contains 0."
+        )
+    row, change = rows[0], rows[0].last_accuracy.mean or 0.0
+    pairs = f"in each of {row.num_pairs} pairs" if row.num_pairs > 1 else "in a single pair"
     return (
-        f"The view batch changes the last accuracy of {rows[0].label} by {change:+.2f} points in a single pair of "
-        "equal seeds, which decides nothing."
+        f"The view batch changes the last accuracy of {row.label} by {change:+.2f} points {pairs} of equal seeds, "
+        "which decides nothing."
     )
 
 
