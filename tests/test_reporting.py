@@ -23,6 +23,7 @@ from vbm_ptm.cli import main
 from vbm_ptm.cli.reporting import page_at
 from vbm_ptm.errors import UsageError
 from vbm_ptm.experiment import run
+from vbm_ptm.report.page_training import readings
 from vbm_ptm.report.whole_page import report_page
 from vbm_ptm.reporting import find, find_runs, read_run, write_report
 from vbm_ptm.runs.stored_learner import predict
@@ -56,15 +57,15 @@ class Shown(HTMLParser):
             self._source = None
 
 
-def stored_run(folder: Path, *, seed: int = 1993, **changes: Any) -> dict[str, Any]:
+def stored_run(folder: Path, *, seed: int = 1993, loss: float = 1.5, **changes: Any) -> dict[str, Any]:
     """Write a run directory with the result of a real run of five tasks."""
     folder.mkdir(parents=True)
     result: dict[str, Any] = json.loads(STORED.read_text()) | {"seed": seed} | changes
     result["config"]["seed"] = seed
     (folder / "config.yaml").write_text(yaml.safe_dump(result["config"]))
     (folder / "result.json").write_text(json.dumps(result))
-    step = {"event": "step", "task": 0, "epoch": 0, "step": 0, "learning_rates": {"heads": 0.01}, "loss": 1.5}
-    (folder / "log.jsonl").write_text(json.dumps(step) + '\n{"event": "st')
+    step = {"event": "step", "task": 0, "epoch": 0, "step": 0, "learning_rates": {"heads": 0.01}}
+    (folder / "log.jsonl").write_text(json.dumps(step | {"loss": loss}) + '\n{"event": "st')
     return result
 
 
@@ -137,6 +138,18 @@ def test_read_run__tells_what_is_not_finished(tmp_path: Path, capsys: pytest.Cap
     assert not any(document.exists() for document in documents)
 
 
+def test_report__losses_of_unfinished_runs_are_in_no_mean_of_finished_ones(tmp_path: Path) -> None:
+    for seed, status, loss in ((1, "finished", 1.5), (2, "interrupted", 3.5)):
+        stored_run(tmp_path / f"mixed/seed_{seed}", seed=seed, status=status, loss=loss)
+        stored_run(tmp_path / f"open/seed_{seed}", seed=seed, status="interrupted", loss=loss)
+    runs = [read_run(folder, label) for folder, label in find_runs([tmp_path])]
+    (table,) = (each for each in readings(runs).figures[0].tables if each.caption.startswith("loss,"))
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["mixed", "1.5000"],
+        ["open", "2.5000 ± 1.4142"],
+    ]
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "figures"])
 def test_report__says_at_once_where_nothing_can_be_written(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -158,13 +171,32 @@ def test_page_at__is_a_page_or_in_a_folder(given: str, page: str) -> None:
     assert page_at(Path(given)) == Path(page)
 
 
-def test_find_runs__of_a_study_are_named_by_its_lines(tmp_path: Path) -> None:
-    for name in ("one/seed_1-order_2", "two"):
-        stored_run(tmp_path / name)
-    assert [label for _, label in find_runs(tmp_path)] == ["one", "two"]
-    assert find_runs(tmp_path / "two") == [(tmp_path / "two", "two")]
+def test_find_runs__are_lines_of_seeds_or_single_runs(tmp_path: Path) -> None:
+    def found(*places: str) -> dict[str, str]:
+        """Return lines by run, both below the folder of all."""
+        runs = find_runs([tmp_path / place for place in places])
+        lines = {folder.relative_to(tmp_path).as_posix(): label for folder, label in runs}
+        assert len(lines) == len(runs)
+        return lines
+
+    for name in (
+        "study/one/seed_1-order_2",
+        "study/one/seed_2-order_2",
+        "study/two",
+        "other/one/seed_1-order_2",
+    ):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    one, again = "runs/study/one/seed_1-order_2", "runs/study/one/seed_2-order_2"
+    two, alien = "runs/study/two", "runs/other/one/seed_1-order_2"
+    assert found("runs/study") == {one: "one", again: "one", two: "two"}
+    assert found("runs") == {alien: "other/one", one: "study/one", again: "study/one", two: "study/two"}
+    assert found(two) == {two: "two"}
+    assert found("runs/study/one") == found(again, one) == {one: "one", again: "one"}
+    assert found(two, "runs/study", two, "runs/study/../study/two") == {two: "two", one: "one", again: "one"}
+    assert found("runs/study", "runs/other") == found("runs")
     with pytest.raises(UsageError, match="nothing"):
-        find_runs(tmp_path / "nothing")
+        find_runs([tmp_path / "runs", tmp_path / "nothing"])
 
 
 def test_find__shows_the_test_images_that_are_classified_wrong(
@@ -224,7 +256,7 @@ def test_report__of_a_dozen_runs_of_twenty_tasks_is_small(
         copy = study / f"line_{number // 3}" / f"seed_{number}"
         ignored = shutil.ignore_patterns("checkpoints", ".lock")
         shutil.copytree(study / "line_0" / "seed_0", copy, ignore=ignored)
-    runs = [read_run(folder, label) for folder, label in find_runs(study)]
+    runs = [read_run(folder, label) for folder, label in find_runs([study])]
     page = report_page(runs, title="study", findings=find(runs)).html()
     assert len(page.encode()) < 5_000_000 * 12 / 30
     assert len(re.findall("<img ", page)) > 0

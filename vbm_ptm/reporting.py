@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import logging
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 NUM_PICTURES = 12
 _LARGEST_SIDE = 96
+# What a study calls the run directories of a line.
+_SEED_FOLDER = re.compile(r"seed_\d+(-order_\d+)?")
 _MOST_VALUES = 8
 # What pairs or distinguishes the runs of a line, and where they are: not a difference worth a row.
 _NOT_COMPARED = ("seed", "scenario.class_order_seed", "dataset.path", "device", "preset")
@@ -38,7 +42,7 @@ def write_report(places: Sequence[Path], *, output: Path, pdf: bool = False) -> 
     """Write a page on runs, and its figures as files beside it in ``figures/``.
 
     Args:
-        places: Run directories, or folders of studies.
+        places: Run directories, or folders that hold some, such as those of studies.
         output: The page.
         pdf: Whether figures are written as PDF, too. Their fonts take longer than all the rest.
 
@@ -48,7 +52,7 @@ def write_report(places: Sequence[Path], *, output: Path, pdf: bool = False) -> 
     Raises:
         UsageError: A place holds no run, or the files cannot be written.
     """
-    found = [run for place in places for run in find_runs(place)]
+    found = find_runs(places)
     figures = output.parent / "figures"
     for file in (output, figures / "*.svg"):
         check_writable(file)
@@ -60,20 +64,41 @@ def write_report(places: Sequence[Path], *, output: Path, pdf: bool = False) -> 
     return [output, *page.write_figures(figures, pdf=pdf)]
 
 
-def find_runs(place: Path) -> list[tuple[Path, str]]:
-    """Return the run directories at or below a place, each with its line: the folder below that of the study.
+def find_runs(places: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Return the run directories at or below the places, each once and with its line.
+
+    Runs with one parent folder that are named by their seeds are a line, every other run is one of its own. It is named
+    by its path below the place; where two lines would have one name, all are named from the folder that holds them all.
 
     Raises:
-        UsageError: There is none.
+        UsageError: A place holds none.
     """
+    line_of: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
+    names: dict[Path, str] = {}
+    for place in places:
+        for folder in _runs_below(place):
+            run, top = folder.resolve(), place.resolve()
+            line = run.parent if _SEED_FOLDER.fullmatch(run.name) else run
+            is_below = line != top and line.is_relative_to(top)
+            folders.setdefault(run, folder)
+            line_of.setdefault(run, line)
+            names.setdefault(line, line.relative_to(top).as_posix() if is_below else line.name)
+    if len(set(names.values())) < len(names):
+        top = Path(os.path.commonpath([line.parent for line in names]))
+        names = {line: line.relative_to(top).as_posix() for line in names}
+    return [(folder, names[line_of[run]]) for run, folder in folders.items()]
+
+
+def _runs_below(place: Path) -> list[Path]:
     if (place / "config.yaml").is_file():
-        return [(place, place.resolve().name)]
+        return [place]
     found = sorted(file.parent for file in place.rglob("config.yaml") if "checkpoints" not in file.parts)
     if not found:
         raise UsageError(
             f"{place} is neither a run directory (with a config.yaml) nor a folder that holds some."
         )
-    return [(folder, folder.relative_to(place).parts[0]) for folder in found]
+    return found
 
 
 def read_run(folder: Path, label: str) -> ReportRun:

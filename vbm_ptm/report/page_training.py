@@ -115,8 +115,9 @@ def prompt_selection(runs: Sequence[ReportRun]) -> Section | None:
 def readings(runs: Sequence[ReportRun]) -> Section | None:
     """Losses and learning rates over the steps."""
     lines: dict[str, list[TrainingLog]] = {}
+    finished = {run.label for run in runs if run.measured}
     for run in runs:
-        if run.log.readings:
+        if run.log.readings and (run.measured or run.label not in finished):
             lines.setdefault(run.label, []).append(run.log)
     if not lines:
         return None
@@ -136,8 +137,8 @@ def readings(runs: Sequence[ReportRun]) -> Section | None:
     return Section(
         "training",
         "Losses and learning rates",
-        "Over the steps of a run, from its log; unfinished runs as far as they go. A point is the mean over a stretch "
-        "of steps and over the runs of the line.",
+        "Over the steps of a run, from its log. A point is the mean over a stretch of steps and over the finished runs "
+        "of the line; where none is finished, over the others as far as they go.",
         figures=(
             PageFigure(
                 "training",
