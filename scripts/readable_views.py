@@ -51,6 +51,7 @@ AFFINE: tuple[dict[str, Any], ...] = tuple(
         (5, 0.03, 0.05),
         (10, 0.0, 0.0),
         (5, 0.0, 0.0),
+        (4, 0.0, 0.0),
     )
 )
 STRENGTHS: tuple[dict[str, Any], ...] = (

@@ -58,6 +58,7 @@ def test_dry_run__shows_the_whole_table_without_data_or_weights(say: Say) -> Non
     hours = (1_000_000 + (50_000 + 55_000) / 3) / 100 / 3600
     assert runs["cifar100-slca-num_views=1", "1993"][3] == f"{hours:.2f}"
     assert "assumed: CODA-Prompt's split, the same number of images for each class, 24,000 for" in shown
+    assert shown.count("before what its settings leave out or hold out") == 2
     assert "all: 48 runs" in shown
 
 

@@ -56,7 +56,8 @@ Shard = Annotated[
     str | None, typer.Option(help="Part of the runs: 2/8 is the second of eight parts of about equal cost.")
 ]
 ImagesPerSecond = Annotated[
-    float, typer.Option(min=1e-3, help="Training images per second on your device, for the estimates.")
+    float,
+    typer.Option(min=1e-3, help="Images per second on your device, a forward and a backward pass each."),
 ]
 SkipDamaged = Annotated[
     bool,

@@ -83,8 +83,8 @@ def show_plan(
     console.print(f"all: {plan_totals(lines)}")
     console.print(f"to run here: {plan_totals([line for line in lines if line['state'] == 'to run'])}")
     console.print(
-        f"Hours are estimated at {images_per_second:g} training images a second (--images-per-second); an image that "
-        "is only evaluated (for a test or for features) counts as a third.",
+        f"Hours are estimated at {images_per_second:g} images a second (--images-per-second), each with one forward "
+        "and one backward pass; any other forward pass (query, teacher, features, test) counts as a third.",
         soft_wrap=True,
     )
 

@@ -226,7 +226,8 @@ def _show_assumed(planned: Sequence[PlannedRun], table: PublishedTable | None) -
             known = table.benchmarks[name]
             stdout().print(
                 f"{name}: the images are not available (--data NAME=PATH); assumed: {known.origin}, "
-                f"{known.num_train:,} for training, {known.num_test:,} for testing.",
+                f"{known.num_train:,} for training, {known.num_test:,} for testing, before what its settings leave out "
+                "or hold out.",
                 soft_wrap=True,
             )
 

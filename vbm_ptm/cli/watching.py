@@ -32,7 +32,7 @@ def watch(
 ) -> None:
     """Follow a run in the terminal by its log, even a run of another process or one that has not begun.
 
-    The exit code is 0 when the run is finished and 1 when no process works on it any more.
+    The exit code is 0 when the run is finished and 1 when no process works on it any more; with --once always 0.
     Ctrl-C ends the watch, not the run.
     """
     from vbm_ptm.cli.printing import stdout

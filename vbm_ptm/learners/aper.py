@@ -50,7 +50,7 @@ class APER(Learner):
     """Frozen backbone, an adaptation that the first task trains, and one prototype per class."""
 
     config_class = APERConfig
-    trained_parts = "an adapter, in the first task"
+    trained_parts = "an adaptation, in the first task"
     predicts_from_query = True
     predicts_while_training = False
     backbone_class = Backbone
