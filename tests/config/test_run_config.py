@@ -334,6 +334,13 @@ def test_validate__divides_a_step_of_exemplars_by_the_views_of_either_kind(views
     assert "the nearest batch sizes that do are 30 and 33" in problem
 
 
+@pytest.mark.parametrize("setting", ["num_views=1", "order=class"])
+def test_validate__refuses_a_weak_query_where_a_sample_has_one_view(setting: str) -> None:
+    overrides = [f"view_batch.{setting}", "view_batch.query_view=weak"]
+    (problem,) = problems_of(dataset="digits", learner="l2p", overrides=overrides)
+    assert "view_batch.query_view is 'weak', but a sample has one view in a step" in problem
+
+
 def test_validate__refuses_accumulation_where_the_images_of_a_step_vote() -> None:
     overrides = ["optimization.gradient_accumulation_steps=2", "learner.batchwise_prompt=true"]
     (problem,) = problems_of(dataset="digits", learner="l2p", overrides=overrides)

@@ -17,6 +17,7 @@ from vbm_ptm.data.loader_config import LoaderConfig
 from vbm_ptm.engine.acceleration import build_accelerator, loaders_for
 from vbm_ptm.engine.measures import Retention, degree_of_forgetting
 from vbm_ptm.engine.query_cache import QueriedImages
+from vbm_ptm.errors import TrainingInterrupted
 from vbm_ptm.learners.base import Learner
 
 NewLearner = Callable[..., Learner]
@@ -204,6 +205,35 @@ def test_fit__measures_go_on_where_a_task_was_left(
 
     learner.forward = failing  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="as if killed"):
+        run.trainer.fit()
+    run.log.close()
+    last = new_run(new_learner("finetune"), benchmark_of_three, name="parts", goes_on=True, **settings)
+    last.trainer.fit()
+    for one, two in zip(whole.trainer.records, last.trainer.records, strict=True):
+        assert one.facts == two.facts
+    assert last.events("epoch") == whole.events("epoch")
+
+
+def test_fit__an_epoch_whose_measurement_was_broken_off_is_done_again(
+    benchmark_of_three: Benchmark,
+    new_learner: NewLearner,
+    new_run: NewRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings: dict[str, Any] = {"num_views": 2, "epochs": 4, "trainer": {"evaluate_every_epoch": True}}
+    whole = new_run(new_learner("finetune"), benchmark_of_three, name="whole", **settings)
+    whole.trainer.fit()
+    run = new_run(new_learner("finetune"), benchmark_of_three, name="parts", every="epoch", **settings)
+    measure, calls = Retention.measure, []
+
+    def waiting(retention: Retention, visited: Any) -> Any:
+        calls.append(visited)
+        if len(calls) == 7:
+            raise TrainingInterrupted(143, "asked to stop while workers let the measurement wait")
+        return measure(retention, visited)
+
+    monkeypatch.setattr(Retention, "measure", waiting)
+    with pytest.raises(TrainingInterrupted):
         run.trainer.fit()
     run.log.close()
     last = new_run(new_learner("finetune"), benchmark_of_three, name="parts", goes_on=True, **settings)

@@ -12,7 +12,7 @@ from torch import nn
 
 from vbm_ptm.engine.optimization import OptimizationConfig, build_optimizer
 from vbm_ptm.engine.optimizer_state import load_optimizer_tensors, optimizer_tensors
-from vbm_ptm.engine.schedule import learning_rate_factor, set_learning_rate, summed_factors
+from vbm_ptm.engine.schedule import learning_rate_at, learning_rate_factor, set_learning_rate, summed_rates
 from vbm_ptm.learners.base import ParameterGroup
 
 
@@ -77,7 +77,8 @@ def test_schedule__by_cycle_gives_every_sample_the_same_sum(
     rates = [learning_rate_factor(by_cycle, epoch, cycle_length=num_views) for epoch in range(20)]
     sums = [sum(rates[phase::num_views]) for phase in range(num_views)]
     assert max(sums) <= 1.05 * min(sums)
-    assert sums == pytest.approx(summed_factors(by_cycle, cycle_length=num_views))
+    summed = summed_rates(by_cycle, cycle_length=num_views)
+    assert sums == pytest.approx([rate / by_cycle.learning_rate for rate in summed])
     for first in range(0, 20, num_views):
         assert len(set(rates[first : first + num_views])) == 1
     plain = config_of(epochs=20, schedule=schedule, milestones=milestones)
@@ -197,3 +198,13 @@ def test_set_learning_rate__ends_at_the_minimum_for_every_group() -> None:
         for group, start in zip(optimizer.param_groups, (0.1, 0.01), strict=True):
             expected = 1e-3 + (start - 1e-3) * (1 + math.cos(math.pi * epoch / 10)) / 2
             assert group["lr"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_learning_rate_at__never_rises_to_the_minimum() -> None:
+    config = OptimizationConfig(epochs=4, learning_rate=0.1, schedule="cosine", minimum_learning_rate=1e-3)
+    assert {learning_rate_at(config, epoch, scale=1e-3) for epoch in range(4)} == {1e-4}
+    assert sum(summed_rates(config, cycle_length=2)) == pytest.approx(
+        sum(learning_rate_at(config, epoch) for epoch in range(4))
+    )
+    with pytest.raises(ValueError, match=r"minimum_learning_rate is 0\.2, above the learning_rate of 0\.1"):
+        OptimizationConfig(learning_rate=0.1, minimum_learning_rate=0.2)

@@ -32,6 +32,17 @@ def test_query_cache__returns_what_was_put_in_memory_or_in_a_file(
     assert not cache.knows([3, 1])
 
 
+@pytest.mark.parametrize("memory", [0, 2**20])
+def test_query_cache__is_filled_in_any_mode(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    monkeypatch.setattr(query_cache, "_MEMORY_BYTES", memory)
+    cache = QueryCache(4)
+    with torch.inference_mode():  # an evaluation comes first where a run goes on at the end of a task
+        cache.put([0, 1], torch.ones(2, 3))
+    with torch.no_grad():  # the measurement after an epoch
+        cache.put([2, 3], torch.zeros(2, 3))
+    assert cache.get([1, 2], CPU).tolist() == [[1] * 3, [0] * 3]
+
+
 def test_query_cache__belongs_to_the_weights(new_learner: Callable[..., Learner]) -> None:
     learner, cache = new_learner("linear_probe"), QueryCache(3)
     cache.begin(learner.query_parts[0])

@@ -43,6 +43,22 @@ def test_read__names_the_first_step_that_is_not_finite(
     assert [line["step"] for line in lines] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_read__counts_a_part_that_a_step_does_not_have_as_nothing(
+    log: RunLog, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    readings = Readings(build_accelerator(device="cpu"), log, task_index=0, first_step=0)
+    steps = [{"loss": 1.0, "consistency": 0.5}, {"loss": 2.0}, {"loss": 3.0, "dark": 0.75}]
+    for number, step in enumerate(order):
+        parts = {name: torch.tensor(value) for name, value in steps[step].items()}
+        readings.add(parts, sample_ids=np.array([0]), epoch=0, step=number)
+        if number == 1:
+            readings.read()
+    assert readings.end_epoch() == pytest.approx({"loss": 2.0, "consistency": 0.5 / 3, "dark": 0.25})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sum(line.get("consistency", 0) for line in lines) == 0.5
+
+
 def test_read__counts_steps_that_the_scaler_has_skipped(log: RunLog, tmp_path: Path) -> None:
     readings = Readings(build_accelerator(device="cpu"), log, task_index=0, first_step=0)
     add(readings, 0, 0.5, math.inf, is_skipped=True)

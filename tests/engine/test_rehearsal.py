@@ -389,6 +389,23 @@ def test_fit__of_merged_images_gives_views_to_one_kind(
     assert [record.facts for record in again.trainer.records] == [record.facts for record in records]
 
 
+def test_fit__goes_on_where_some_steps_have_nothing_with_views(
+    benchmark_of_three: Benchmark, new_learner: Callable[..., Learner], new_run: Callable[..., Any]
+) -> None:
+    """Three groups of exemplars are shared by the four steps of an epoch, and read together."""
+    run = new_run(
+        new_learner("icarl", on_resnet=True, capacity=6),
+        benchmark_of_three,
+        num_views=2,
+        epochs=2,
+        batch_size=4,
+        view_batch={"views_for": "buffer"},
+    )
+    run.trainer.fit()
+    terms = [step["consistency"] for step in run.events("step") if step["task"] > 0]
+    assert min(terms) == 0 < max(terms)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("views_for", ["current", "buffer"])
 def test_fit__of_merged_images_with_one_view_is_the_plain_method(

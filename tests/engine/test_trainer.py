@@ -649,6 +649,13 @@ class TestOptimization:
         )
         assert moved.norm().item() == pytest.approx(0.5 * 0.01, rel=1e-3)
 
+    def test_fit__is_finished_where_it_is_to_stop_after_the_last_task(
+        self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
+    ) -> None:
+        run = new_run(new_learner("nearest_mean"), benchmark_of_three, stop_after_task=3)
+        run.trainer.fit()
+        assert len(run.trainer.records) == 3
+
     def test_fit__starts_every_task_with_a_fresh_optimizer(
         self, benchmark_of_three: Benchmark, new_learner: NewLearner, new_run: NewRun
     ) -> None:

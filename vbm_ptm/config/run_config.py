@@ -156,6 +156,11 @@ class RunConfig(Settings):
                     f"view_batch.{role}_view is 'weak', but it changes nothing in training learner "
                     f"'{self.learner.name}' (it knows {has}); leave it out."
                 )
+            if view == "weak" and self.view_batch.views_per_group == 1:
+                raise ValueError(
+                    f"view_batch.{role}_view is 'weak', but a sample has one view in a step: leave it out, or take "
+                    "more views (view_batch.num_views, with order sample)."
+                )
         return self
 
 

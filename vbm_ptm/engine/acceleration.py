@@ -145,7 +145,8 @@ def loaders_for(
         benchmark: Images, tasks and transforms.
         config: Workers and the batch size of evaluation.
         seed: Training seed, for views that are drawn.
-        on_wait: Called every few seconds while workers let this rank wait; may raise.
+        on_wait: Called every few seconds while workers let the run wait; may raise, so that it is called where there is
+            one rank: others would wait for one that leaves alone.
     """
     device_type = accelerator.device.type
     return Loaders(
@@ -155,7 +156,7 @@ def loaders_for(
         rank=accelerator.process_index,
         num_ranks=accelerator.num_processes,
         pin_memory=device_type == "cuda",
-        on_wait=on_wait,
+        on_wait=on_wait if accelerator.num_processes == 1 else lambda: None,
     )
 
 

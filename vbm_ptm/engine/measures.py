@@ -216,6 +216,9 @@ class TaskMeasures:
         images: The images with what is known of them.
         every_epoch: Measure retention; "train": on training images alone.
         feature_drift: Measure how features move.
+
+    Attributes:
+        is_up_to_date: Whether every epoch that is over has been measured; not while one is.
     """
 
     def __init__(
@@ -232,6 +235,7 @@ class TaskMeasures:
         self._retention: Retention | None = None
         self._drift: FeatureDrift | None = None
         self._change: float | None = None
+        self.is_up_to_date = True
         if every_epoch and not learner.predicts_while_training:
             if task.index == images.loaders.benchmark.first_task:
                 logger.warning(
@@ -265,7 +269,9 @@ class TaskMeasures:
         if self._retention:
             training.sampler.set_epoch(epoch)
             visited = sorted(set().union(*training.sampler.steps()))
+            self.is_up_to_date = False
             found = self._retention.measure(training.rows[visited])
+            self.is_up_to_date = True
             log.write("epoch", task=self._task.index, epoch=epoch, **found)
 
     def end(self) -> None:

@@ -26,8 +26,8 @@ class OptimizationConfig(Settings):
             last digits.
         learning_rate: Absolute rate; a learner's groups may scale it. Never rescaled by batch size, views or ranks.
         momentum: Momentum of SGD.
-        minimum_learning_rate: Absolute rate at which every schedule ends instead of 0, the same for all groups: a rate
-            is minimum + (its start - minimum) * factor.
+        minimum_learning_rate: Absolute rate at which every schedule ends instead of 0: a rate is minimum +
+            (its start - minimum) * factor. Groups that start below it keep their rate.
         weight_decay: Weight decay as defined by the optimizer.
         schedule: Factor of the rate by epoch: "constant"; "multistep" (multiplied by ``decay`` at each milestone);
             "cosine" (half a period down towards 0); "quarter_cosine" (CODA-Prompt: a quarter period down to 0.0157).
@@ -57,7 +57,10 @@ class OptimizationConfig(Settings):
     clip_gradient_norm: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _check_milestones(self) -> OptimizationConfig:
+    def _check_schedule(self) -> OptimizationConfig:
+        if self.minimum_learning_rate > self.learning_rate:
+            given = f"{self.minimum_learning_rate:g}, above the learning_rate of {self.learning_rate:g}"
+            raise ValueError(f"minimum_learning_rate is {given}: take at most that")
         if self.schedule == "multistep" and not self.milestones:
             raise ValueError(
                 "schedule 'multistep' without milestones never changes the rate: set milestones, such as [18], or take "

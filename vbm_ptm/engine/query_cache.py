@@ -140,6 +140,7 @@ def query_is_fixed(learner: Learner) -> bool:
     return is_told and not any(each.requires_grad for module in modules for each in module.parameters())
 
 
+@torch.inference_mode(mode=False)  # an inference tensor could not be written to outside of that mode
 def _table(num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
     """Return an uninitialised table (num_rows, width), in a file where it is large; the file goes with the table."""
     num_bytes = num_rows * width * dtype.itemsize

@@ -67,12 +67,17 @@ class Readings:
     def read(self) -> dict[str, float]:
         """Read, check and log the steps since the last reading; return the mean of each part over them.
 
+        A part that a step does not have, such as the consistency of a step in which nothing has views, counts as 0.
+
         Raises:
             FloatingPointError: A loss or a gradient is not finite; the message names the first such step.
         """
         unread, self._unread = self._unread, []
-        names = list(unread[0].parts)
-        table = torch.stack([torch.stack([step.parts[name].float() for name in names]) for step in unread])
+        names = list(dict.fromkeys(name for step in unread for name in step.parts))
+        nothing = torch.zeros_like(next(iter(unread[0].parts.values())))
+        table = torch.stack(
+            [torch.stack([step.parts.get(name, nothing).float() for name in names]) for step in unread]
+        )
         rows = self._accelerator.reduce(table, reduction="mean").tolist()
         steps = [dict(zip(names, row, strict=True)) for row in rows]
         for step, values in zip(unread, steps, strict=True):
@@ -86,7 +91,7 @@ class Readings:
             step=self._tracker_step,
         )
         for values in steps:
-            self._epoch = {name: self._epoch.get(name, 0.0) + value for name, value in values.items()}
+            self._epoch |= {name: self._epoch.get(name, 0.0) + value for name, value in values.items()}
         self._num_epoch_steps += len(steps)
         return _means(steps)
 

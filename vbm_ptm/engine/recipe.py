@@ -16,7 +16,7 @@ from vbm_ptm.data.scenario import Task
 from vbm_ptm.data.view_batch import Integers, ViewBatchSampler
 from vbm_ptm.data.view_batch_config import ViewBatchConfig
 from vbm_ptm.engine.optimization import OptimizationConfig
-from vbm_ptm.engine.schedule import summed_factors
+from vbm_ptm.engine.schedule import summed_rates
 
 
 class Workload(NamedTuple):
@@ -95,7 +95,7 @@ class Recipe:
         notes, num_views = [], self.view_batch.cycle_length
         if sampler.cycle_length < num_views:
             is_by_class = self.view_batch.order == "class"
-            has = f"{len(task.classes)} classes" if is_by_class else f"{sampler.num_samples} samples"
+            has = f"{len(task.classes)} classes" if is_by_class else f"{sampler.num_own} samples"
             parts = "parts" if is_by_class else "views"
             notes.append(
                 f"task {task.index + 1} has {has}: {sampler.cycle_length} {parts} in place of {num_views}"
@@ -125,7 +125,7 @@ class Recipe:
                 f"with {epochs} epochs and {num_views} views a sample {how_often}, which is too little to show an "
                 "effect of rest"
             )
-        sums = summed_factors(self.optimization, cycle_length=num_views)
+        sums = summed_rates(self.optimization, cycle_length=num_views)
         if min(sums) and max(sums) / min(sums) > SPREAD_TO_MENTION:
             notes.append(
                 f"the learning rate, summed over the visits of a sample, differs between samples by a factor of "

@@ -150,9 +150,14 @@ class RunProgress:
         self._stop.check(stop)
 
     def save_before_leaving(self) -> None:
-        """Save a task that a stop request ends, if this has not been done: ranks cannot agree on it any more."""
+        """Save a task that a stop request ends, if this has not been done: ranks cannot agree on it any more.
+
+        An epoch whose measurement was broken off is done again.
+        """
         task = self._in_task
-        if task and self.saved_steps < task.training.num_steps and self._accelerator.num_processes == 1:
+        if not task or not task.measures.is_up_to_date or self._accelerator.num_processes > 1:
+            return
+        if self.saved_steps < task.training.num_steps:
             self._save_inside_task(task)
 
     def save_task(self) -> None:

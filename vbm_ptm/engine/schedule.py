@@ -27,11 +27,23 @@ def learning_rate_factor(config: OptimizationConfig, epoch: int, *, cycle_length
     )
 
 
-def summed_factors(config: OptimizationConfig, *, cycle_length: int) -> list[float]:
-    """Return, for the samples of each epoch of a cycle, the sum of the factors at which they are trained on."""
+def learning_rate_at(
+    config: OptimizationConfig, epoch: int, *, cycle_length: int = 1, scale: float = 1.0
+) -> float:
+    """Return the rate of a group that begins with ``scale`` times the learning rate.
+
+    A group that begins below the minimum keeps its rate.
+    """
+    start = config.learning_rate * scale
+    minimum = min(config.minimum_learning_rate, start)
+    return minimum + (start - minimum) * learning_rate_factor(config, epoch, cycle_length=cycle_length)
+
+
+def summed_rates(config: OptimizationConfig, *, cycle_length: int) -> list[float]:
+    """Return, for the samples of each epoch of a cycle, the sum of the rates at which they are trained on."""
     sums = [0.0] * cycle_length
     for epoch in range(config.epochs):
-        sums[epoch % cycle_length] += learning_rate_factor(config, epoch, cycle_length=cycle_length)
+        sums[epoch % cycle_length] += learning_rate_at(config, epoch, cycle_length=cycle_length)
     return sums
 
 
@@ -55,7 +67,5 @@ def set_learning_rate(
     optimizer: torch.optim.Optimizer, config: OptimizationConfig, epoch: int, *, cycle_length: int = 1
 ) -> None:
     """Set every group's rate for an epoch; arguments as of ``learning_rate_factor``."""
-    factor = learning_rate_factor(config, epoch, cycle_length=cycle_length)
     for group in optimizer.param_groups:
-        minimum, start = config.minimum_learning_rate, config.learning_rate * group["scale"]
-        group["lr"] = minimum + (start - minimum) * factor
+        group["lr"] = learning_rate_at(config, epoch, cycle_length=cycle_length, scale=group["scale"])

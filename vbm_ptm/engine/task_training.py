@@ -16,7 +16,7 @@ from vbm_ptm.engine.readings import Readings
 from vbm_ptm.engine.recipe import Recipe
 from vbm_ptm.engine.replay_memory import remember
 from vbm_ptm.engine.replay_planner import ReplayPlanner, StepPlan, rows_to_train
-from vbm_ptm.engine.schedule import learning_rate_factor
+from vbm_ptm.engine.schedule import learning_rate_at
 from vbm_ptm.engine.training_step import TrainingStep
 from vbm_ptm.engine.visits import VisitLog
 from vbm_ptm.learners.base import Learner
@@ -168,9 +168,8 @@ class TaskTraining:
 
     def count(self, positions: list[int], epoch: int) -> None:
         """Count a step of an epoch that showed these positions."""
-        optimization = self.recipe.optimization
-        factor = learning_rate_factor(optimization, epoch, cycle_length=self.sampler.cycle_length)
-        rate, first = optimization.learning_rate * factor, self.sampler.num_own
+        first, cycle_length = self.sampler.num_own, self.sampler.cycle_length
+        rate = learning_rate_at(self.recipe.optimization, epoch, cycle_length=cycle_length)
         own = [position for position in positions if position < first]
         exemplars = [position - first for position in positions if position >= first]
         self.visits.add(own, num_images=self.num_images, rate=rate)

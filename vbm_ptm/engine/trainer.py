@@ -134,8 +134,9 @@ class Trainer:
                     log_every=self.config.log_every,
                 )
                 self._fit_task(task, shown, is_first=task is remaining[0])
-                progress.stop_if_asked()
-                self.stop.check_after_task(task.index)
+                if task is not tasks[-1]:
+                    progress.stop_if_asked()
+                    self.stop.check_after_task(task.index)
 
     def _fit_task(self, task: Task, shown: TaskDisplay, *, is_first: bool) -> None:
         resumption = self.progress.resumption

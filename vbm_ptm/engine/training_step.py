@@ -152,7 +152,8 @@ class TrainingStep:
                 self._accelerator.backward(loss)
             if self._learner.rehearsal and self._learner.rehearsal.remembers_logits:
                 self.weak_logits.append(output.logits.detach()[:: self._num_views])
-            totals = {name: totals[name] + value for name, value in parts.items()} if totals else parts
+            for name, value in parts.items():
+                totals[name] = totals.get(name, 0) + value
         return totals
 
     def _check(self, output: LearnerOutput, *, num_images: int, is_first: bool) -> None:
