@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from vbm_ptm.building import build
 from vbm_ptm.config.run_config import compose
@@ -85,6 +86,11 @@ def test_export__of_a_network_predicts_as_the_run_does(
     folder = export(tmp_path / "run")
     images = sorted(toy_folder.glob("test/*/0.png"))
     assert list(predict(folder, images)) == list(predict(tmp_path / "run", images))
+    card = ModelCard.load(folder / "README.md")
+    assert backbone["name"].partition(".")[0] in card.data.tags
+    assert "vision-transformer" not in card.data.tags
+    assert (card.data.base_model, card.data.license) == (None, None)
+    assert f"- pre trained weights: none, {backbone['name']} from scratch (drawn by seed 1993" in card.text
 
 
 def test_build__refuses_prompt_learners_by_name(tree_on: Callable[..., Tree]) -> None:

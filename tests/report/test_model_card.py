@@ -17,8 +17,9 @@ FACTS: dict[str, Any] = {
 }
 
 
-def card_of(matrix: AccuracyMatrix, tasks: list[list[str]], **changes: str | None) -> ModelCard:
-    given: dict[str, Any] = {"base_model": None, "base_license": None, "hub_dataset": None}
+def card_of(matrix: AccuracyMatrix, tasks: list[list[str]], **changes: Any) -> ModelCard:
+    given = {"base_model": None, "base_license": None, "hub_dataset": None}
+    given |= {"architecture": "vision-transformer", "is_pretrained": True}
     return ModelCard(model_card(FACTS, title="odd by slca", matrix=matrix, tasks=tasks, **(given | changes)))
 
 
@@ -38,6 +39,15 @@ def test_model_card__license_is_an_identifier_or_said_to_be_another() -> None:
         card = card_of(matrix, [["a"]], base_license=text)
         assert (card.data.license, card.data.license_name) == ("other", "as-the-pre-trained-weights")
         assert f"license of the pre-trained weights: {shown}" in card.text
+
+
+def test_model_card__names_no_license_of_weights_that_were_not_pre_trained() -> None:
+    matrix = AccuracyMatrix([[AccuracyCell(3, 2, 3)]])
+    card = card_of(matrix, [["a"]], architecture="resnet18_cifar", is_pretrained=False)
+    assert card.data.tags == ["continual-learning", "resnet18_cifar", "slca"]
+    assert (card.data.license, card.data.license_name) == (None, None)
+    assert "pre-trained weights" not in card.text
+    assert "It was trained from scratch, and names no license; the training images" in card.text
 
 
 def test_model_card__reports_no_number_that_was_not_measured() -> None:

@@ -59,6 +59,11 @@ class WeightsRecord:
     seed: int | None = None
     channels: int | None = None
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether they were random when training began, and nobody's pre-trained ones."""
+        return self.seed is not None
+
 
 def as_interpolation(name: str) -> Interpolation:
     """Return a resampling filter that the transforms support.

@@ -21,6 +21,8 @@ def model_card(
     title: str,
     matrix: AccuracyMatrix,
     tasks: Sequence[Sequence[str]],
+    architecture: str,
+    is_pretrained: bool,
     base_model: str | None,
     base_license: str | None,
     hub_dataset: str | None,
@@ -32,6 +34,8 @@ def model_card(
         title: Heading.
         matrix: What was measured after each task, including the last one.
         tasks: Names of each task's new classes.
+        architecture: The backbone's kind or name, as a tag.
+        is_pretrained: Whether training began with pre-trained weights.
         base_model: Repository of the pre-trained weights on the Hub, if they have one.
         base_license: Their license, if known.
         hub_dataset: The data set's repository on the Hub, if it has one.
@@ -40,11 +44,20 @@ def model_card(
         facts,
         title=title,
         accuracy=matrix.last(),
+        architecture=architecture,
+        is_pretrained=is_pretrained,
         base_model=base_model,
         base_license=base_license,
         hub_dataset=hub_dataset,
     )
-    shown = {**facts, "license of the pre-trained weights": base_license or "not known"}
+    shown = dict(facts)
+    if is_pretrained:
+        shown["license of the pre-trained weights"] = base_license or "not known"
+    license_of = (
+        "The license named here is that of the pre-trained weights"
+        if is_pretrained
+        else "It was trained from scratch, and names no license"
+    )
     module, _, own_class = facts["learner"].partition(":")
     own_code = (
         f"import {module}  # the learner's own code, which is not in this folder\n" if own_class else ""
@@ -80,8 +93,8 @@ Top-1 accuracy in percent over all classes seen so far, on the test images.
 {_bullets(shown)}
 ## Limits
 
-It knows the classes above and nothing else: every image is assigned one of them. The license named here is that of the
-pre-trained weights; the training images may have their own terms.
+It knows the classes above and nothing else: every image is assigned one of them. {license_of};
+the training images may have their own terms.
 """
 
 
@@ -90,6 +103,8 @@ def _metadata(
     *,
     title: str,
     accuracy: float | None,
+    architecture: str,
+    is_pretrained: bool,
     base_model: str | None,
     base_license: str | None,
     hub_dataset: str | None,
@@ -105,12 +120,13 @@ def _metadata(
             metric_value=accuracy,
         )
     ]
+    is_other = is_pretrained and not is_listed
     return ModelCardData(
-        license=base_license if is_listed else "other",
-        license_name=None if is_listed else "as-the-pre-trained-weights",
+        license="other" if is_other else base_license,
+        license_name="as-the-pre-trained-weights" if is_other else None,
         library_name="vbm_ptm",
         pipeline_tag="image-classification",
-        tags=["continual-learning", "vision-transformer", facts["learner"].rpartition(":")[2]],
+        tags=["continual-learning", architecture, facts["learner"].rpartition(":")[2]],
         base_model=base_model,
         datasets=[hub_dataset] if hub_dataset else None,
         metrics=["accuracy"],

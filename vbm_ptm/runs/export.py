@@ -13,7 +13,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from vbm_ptm.backbones import WeightsRecord, hub_facts
+from vbm_ptm.backbones import PromptableViT, WeightsRecord, hub_facts
 from vbm_ptm.config.run_config import RunConfig, stored_config
 from vbm_ptm.errors import UsageError, first_line
 from vbm_ptm.learners.base import Learner
@@ -74,12 +74,15 @@ def export(
     facts = _facts(made_with, learner, checkpoint, directory.result(), weights)
     dataset = made_with.dataset
     is_from_hub = dataset.path is None and not str(dataset.source).startswith("builtin:")
-    base_model, base_license = hub_facts(weights.name)
+    base_model, base_license = (None, None) if weights.is_drawn else hub_facts(weights.name)
+    is_vit = isinstance(learner.backbone, PromptableViT)
     card = model_card(
         facts.to_json(),
         title=f"{dataset.name} by {config.learner.name}",
         matrix=matrix,
         tasks=[[names[index] for index in task.new_classes] for task in learner.tasks],
+        architecture="vision-transformer" if is_vit else weights.name.partition(".")[0],
+        is_pretrained=not weights.is_drawn,
         base_model=base_model,
         base_license=base_license,
         hub_dataset=dataset.source if is_from_hub else None,
@@ -156,12 +159,18 @@ def _facts(
         split_sha256=checkpoint.state.split_sha256,
         seed=config.seed,
         class_order_seed=config.scenario.class_order_seed,
-        pre_trained_weights=f"{weights.name}, file {weights.file}, SHA-256 {weights.sha256}",
+        pre_trained_weights=_describe(weights),
         learner_settings=config.learner.model_dump(mode="json", exclude={"name"}),
         objective=config.objective.model_dump(mode="json"),
         optimization=config.optimization.model_dump(mode="json"),
         versions=result.versions if result else {"vbm_ptm": __version__},
     )
+
+
+def _describe(weights: WeightsRecord) -> str:
+    if weights.is_drawn:
+        return f"none, {weights.name} from scratch ({'; '.join(weights.notes)}), SHA-256 {weights.sha256}"
+    return f"{weights.name}, file {weights.file}, SHA-256 {weights.sha256}"
 
 
 def _earlier_tasks(config: RunConfig) -> str | None:
