@@ -97,7 +97,7 @@ def test_recall__takes_what_was_measured() -> None:
 
 def test_read_log__keeps_readings_and_skips_a_torn_line() -> None:
     step = '{"event": "step", "task": %d, "epoch": 0, "step": 0, "images": 8, "groups": 4, "views": 2, '
-    step += '"learning_rates": {"heads": 0.1}, "loss": %d}'
+    step += '"data_seconds": 1, "learning_rates": {"heads": 0.1}, "loss": %d}'
     lines = [step % (0, 4), step % (0, 2), '{"event": "evaluation", "task": 0, "predictions": [1, 0]}']
     log = training.read_log([*lines, '{"event": "task"}', step % (1, 1), '{"event": "st'])
     assert log.readings["loss"] == ([0, 1, 2], [4, 2, 1])

@@ -15,6 +15,7 @@ from vbm_ptm.engine.contract import RESERVED_TERMS, broken_scores, check_finite,
 from vbm_ptm.errors import TrainingError, UsageError
 from vbm_ptm.learners.base import Features, Learner, LearnerOutput, ParameterGroup, TaskStatistics
 from vbm_ptm.learners.linear_probe import LinearProbe
+from vbm_ptm.storage.log_reader import LogReader
 
 NewRun = Callable[..., Any]
 Refuse = Callable[..., str]
@@ -143,7 +144,8 @@ class TestTerms:
         learner = own(change=lambda _, output: output._replace(auxiliary={"mine": output.logits.sum() * 0}))
         run = new_run(learner, benchmark_of_three, num_views=2)
         run.trainer.fit()
-        keys = {key for step in run.events("step") for key in step}
+        events = LogReader(run.log_path).read()
+        keys = {key for event in events if event["event"] == "step" for key in event}
         # "supervised" takes the place of the cross-entropy where a learner brings a loss of its own.
         assert keys - {"mine"} | {"supervised"} == RESERVED_TERMS
 

@@ -13,13 +13,12 @@ import numpy as np
 
 from vbm_ptm.analysis.drawing import SERIES, Lines, add_legend, line_styles, new_figure, styled
 from vbm_ptm.analysis.spread import Spread, mean_and_std
+from vbm_ptm.storage.log_reader import ABOUT_A_STEP
 from vbm_ptm.storage.task_record import TaskTimings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Entries of a step's line that give its position rather than a reading.
-_POSITION = {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
 MAX_POINTS = 160
 
 
@@ -54,7 +53,7 @@ def read_log(lines: Iterable[str]) -> TrainingLog:
             continue
         if kind == "step":
             rates = {f"learning rate: {name}": rate for name, rate in event.get("learning_rates", {}).items()}
-            readings = {name: value for name, value in event.items() if name not in _POSITION}
+            readings = {name: value for name, value in event.items() if name not in ABOUT_A_STEP}
             for name, value in (readings | rates).items():
                 steps, values = log.readings.setdefault(name, ([], []))
                 steps.append(len(log.task_of_step))

@@ -19,11 +19,11 @@ from vbm_ptm.backbones import trains_batch_norm
 from vbm_ptm.data.scenario import Task
 from vbm_ptm.errors import UsageError, some_names
 from vbm_ptm.learners.base import Learner, LearnerOutput
+from vbm_ptm.storage.log_reader import ABOUT_A_STEP
 
 # Names that the objective and the log use for their own values.
-RESERVED_TERMS = frozenset(
-    {"loss", "cross_entropy", "supervised", "consistency", "accuracy", "gradient_norm"}
-    | {"event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"}
+RESERVED_TERMS = ABOUT_A_STEP.union(
+    ("loss", "cross_entropy", "supervised", "consistency", "accuracy", "gradient_norm")
 )
 
 

@@ -6,11 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# What the event of a step holds besides its loss parts.
-_ABOUT_A_STEP = {
-    *("event", "task", "epoch", "step", "images", "groups", "views", "learning_rates"),
-    "data_seconds",
-}
+from vbm_ptm.storage.log_reader import ABOUT_A_STEP
 
 # Steps over which the waiting time for images is averaged.
 _LAST_STEPS = 50
@@ -130,7 +126,7 @@ class RunProgress:
         if "data_seconds" in event:
             self.data_seconds.append(event["data_seconds"])
         for name, value in event.items():
-            if name not in _ABOUT_A_STEP and isinstance(value, int | float):
+            if name not in ABOUT_A_STEP and isinstance(value, int | float):
                 self.parts.setdefault(name, []).append(float(value))
 
     def _end_epoch(self) -> None:

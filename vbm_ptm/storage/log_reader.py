@@ -8,6 +8,11 @@ from typing import Any
 
 Event = dict[str, Any]
 
+# What the event of a step holds besides its loss parts.
+ABOUT_A_STEP = frozenset(
+    {"event", "task", "epoch", "step", "images", "groups", "views", "data_seconds", "learning_rates"}
+)
+
 
 class LogReader:
     """Returns what has been added to a log since the last call, in whole lines only.
