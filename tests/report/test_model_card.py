@@ -47,7 +47,9 @@ def test_model_card__names_no_license_of_weights_that_were_not_pre_trained() -> 
     assert card.data.tags == ["continual-learning", "resnet18_cifar", "slca"]
     assert (card.data.license, card.data.license_name) == (None, None)
     assert "pre-trained weights" not in card.text
-    assert "It was trained from scratch, and names no license; the training images" in card.text
+    assert "It was trained from scratch, and names no license; the training images" in " ".join(
+        card.text.split()
+    )
 
 
 def test_model_card__reports_no_number_that_was_not_measured() -> None:
