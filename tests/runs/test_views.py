@@ -90,6 +90,22 @@ def test_draw_views__takes_the_samples_that_come_first(toy_tree: Callable[..., T
     assert {len(sample.visits) for sample in every.samples} == {1}  # two epochs are one cycle of two views
 
 
+def test_pages__draw_epochs_and_visits_on_one_scale(toy_tree: Callable[..., Tree]) -> None:
+    tree = toy_tree("linear_probe") | {"view_batch": {"num_views": 1}}
+    tree["optimization"]["epochs"] = 3
+    whole = draw_views(compose(tree=tree).validate(), samples_per_class=1, num_classes=1)
+    each = whole.num_steps // 3
+    assert whole.epoch_starts == (0, each, 2 * each)
+    tree["trainer"] |= {"max_steps_per_task": each + 1}
+    sheet = draw_views(compose(tree=tree).validate(), samples_per_class=1, num_classes=1)
+    assert (sheet.epoch_starts, sheet.num_steps) == ((0, each), each + 1)
+    (line,) = re.findall(r'<i style="left:([\d.]+)%', html_page(sheet))
+    assert float(line) == pytest.approx(100 * each / (each + 1), abs=1e-3)
+    rules = (np.asarray(Image.open(io.BytesIO(png_picture(sheet)))) == (209, 217, 224)).all(axis=2)
+    left, middle, right = np.flatnonzero(rules[np.flatnonzero(rules.sum(axis=1) == 3)[0]]).tolist()
+    assert (middle - left) / (right - left) == pytest.approx(each / (each + 1), abs=2e-3)
+
+
 def test_draw_views__stops_where_training_stops(toy_tree: Callable[..., Tree]) -> None:
     tree = toy_tree("linear_probe")
     tree["trainer"] |= {"max_steps_per_task": 2}

@@ -71,7 +71,7 @@ def html_page(sheet: ViewSheet) -> str:
 def _plans(sheet: ViewSheet) -> str:
     planned = sheet.planned(_MOST_PLANS)
     ticks = "".join(
-        f'<i style="left:{100 * epoch / sheet.epochs:.3f}%"></i>' for epoch in range(1, sheet.epochs)
+        f'<i style="left:{100 * start / sheet.num_steps:.3f}%"></i>' for start in sheet.epoch_starts[1:]
     )
     lines = [
         "<section><h2>When a sample comes back</h2><p>Each line is the task from its first step to its last; fine "

@@ -81,8 +81,8 @@ def _draw_plan(
     text = f"{sample.class_name} · {sample.name}: {recall(sample)}"
     draw.text((_MARGIN, top), _cut(text, width - 2 * _MARGIN, font=_font(12)), fill=_DIM, font=_font(12))
     left, right, base = _MARGIN + 6, width - _MARGIN - 6, top + 32
-    for epoch in range(sheet.epochs + 1):
-        x = left + (right - left) * epoch / sheet.epochs
+    for start in (*sheet.epoch_starts, sheet.num_steps):
+        x = left + (right - left) * start / sheet.num_steps
         draw.line((x, base - 8, x, base), fill=_RULE)
     draw.line((left, base, right, base), fill=_RULE, width=2)
     for visit in sample.visits:

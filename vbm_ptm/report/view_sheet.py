@@ -69,14 +69,19 @@ class ViewSheet:
     Attributes:
         facts: Facts about the run, in words, by name.
         samples: Samples by class.
-        epochs: Epochs that the task trains, whole or in part.
+        epoch_starts: Step in the task, from 0, that each epoch begins with; the last epoch may be cut off.
         num_steps: Steps of the task.
     """
 
     facts: Mapping[str, str]
     samples: tuple[SampleViews, ...]
-    epochs: int
+    epoch_starts: tuple[int, ...]
     num_steps: int
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that the task trains, whole or in part."""
+        return len(self.epoch_starts)
 
     @property
     def by_class(self) -> dict[str, list[SampleViews]]:

@@ -70,8 +70,8 @@ def draw_views(
     ]
     if not samples:
         raise UsageError(f"task {index + 1} trains on no image in its {num_steps} steps.")
-    epochs = 1 + max(visit.epoch for own in visits for visit in own)
-    return ViewSheet(_facts(setup, index), tuple(samples), epochs=epochs, num_steps=num_steps)
+    starts = tuple(sorted({visit.task_step - visit.step for own in visits for visit in own}))
+    return ViewSheet(_facts(setup, index), tuple(samples), epoch_starts=starts, num_steps=num_steps)
 
 
 def _check_task(setup: Setup, index: int) -> None:
