@@ -188,3 +188,5 @@ def test_predict__shows_an_image_for_which_all_classes_are_ruled_out(
     image = next(toy_folder.glob("test/*/*.png"))
     assert main(["predict", str(mean_run), str(image)]) == 0
     assert "none: all are ruled out" in capsys.readouterr().out
+    assert main(["predict", str(mean_run), str(image), "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["path,rank,class,score,probability", f"{image},,,,"]

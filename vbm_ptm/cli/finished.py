@@ -173,9 +173,9 @@ def predict(
 
         lines = writer.writer(sys.stdout)
         lines.writerow(["path", "rank", "class", "score", "probability"])
-        lines.writerows(
-            (path, rank, *best) for path, ranked in rows for rank, best in enumerate(ranked, start=1)
-        )
+        for path, ranked in rows:
+            best = [(path, rank, *each) for rank, each in enumerate(ranked, start=1)]
+            lines.writerows(best or [(path, "", "", "", "")])  # empty where all classes are ruled out
     else:
         from rich.table import Column, Table
 
