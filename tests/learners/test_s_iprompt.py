@@ -145,7 +145,7 @@ def test_s_iprompt__session_of_three_images_has_three_centres(
         learner.end_task(TASKS[0], given_features(values, [0, 1, 0]))
         kept.append(learner.statistics_of(TASKS[0])["centres"])
     assert torch.equal(*kept)
-    assert caplog.messages == ["session 0 has 3 images: as many centres"] * 2
+    assert caplog.messages == ["session 1 has 3 images: as many centres"] * 2
     points = values / values.norm(dim=1, keepdim=True)
     distances = (kept[0][:, None] - points[None]).abs().sum(2)
     assert distances.min(dim=1).values.max() < 1e-5

@@ -353,7 +353,7 @@ def test_read__knows_what_is_there(new_learner: NewLearner, tmp_path: Path) -> N
     assert CheckpointStore(tmp_path / "absent").tasks() == []
     store = saved_run(new_learner, tmp_path, tasks=3)
     assert store.tasks() == [0, 1, 2]
-    with pytest.raises(UsageError, match=r"no checkpoint of task 7 in .*There are: 0, 1, 2\."):
+    with pytest.raises(UsageError, match=r"no checkpoint of task 8 in .*There are: 1, 2, 3\."):
         store.read(7)
 
 

@@ -122,7 +122,7 @@ class SIPrompt(Learner):
         points = F.normalize(values, dim=1).double().numpy()
         num_centres = min(self.config.num_centres, len(points))
         if num_centres < self.config.num_centres:
-            logger.info("session %d has %d images: as many centres", task.index, num_centres)
+            logger.info("session %d has %d images: as many centres", task.index + 1, num_centres)
         centres, _ = k_means(points, count=num_centres)
         tensor = torch.from_numpy(centres).to(next(self.heads.parameters()))
         self.statistics[str(task.index)] = TaskStatistics({"centres": tensor})

@@ -204,8 +204,8 @@ class CheckpointStore:
             return None
         index = tasks[-1] if task_index is None else task_index
         if index not in tasks:
-            there = ", ".join(map(str, tasks))
-            raise UsageError(f"no checkpoint of task {index} in {self.directory}. There are: {there}.")
+            there = ", ".join(str(each + 1) for each in tasks)
+            raise UsageError(f"no checkpoint of task {index + 1} in {self.directory}. There are: {there}.")
         return read_checkpoint(self._task_path(index))
 
     def newest_first(self) -> list[Path]:

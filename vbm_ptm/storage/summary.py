@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from vbm_ptm.metrics import AccuracyMatrix, Scope, TopK
@@ -10,12 +11,17 @@ from vbm_ptm.metrics import AccuracyMatrix, Scope, TopK
 def summary(matrix: AccuracyMatrix) -> dict[str, Any]:
     """Return the numbers in percent as JSON values, None for those that do not exist.
 
-    Layout: ``[scope]["top1" or "top5"][number]``; a scope that does not apply is None.
+    Layout: ``[scope]["top1" or "top5"][number]``; a scope that does not apply is None. Tasks are indices from 0, in
+    the note numbers from 1.
     """
     skipped, gaps = list(matrix.tasks_without_test_images), list(matrix.rows_with_gaps)
-    notes = [f"tasks {skipped} have no test images and are left out of all means"] if skipped else []
+    notes = []
+    if skipped:
+        notes.append(f"without test images and left out of all means: task {_numbered(skipped)}")
     if gaps:
-        notes.append(f"after tasks {gaps} not all tasks were measured: accuracy over all classes is unknown")
+        notes.append(
+            f"not all tasks were measured after task {_numbered(gaps)}: accuracy over all classes is unknown"
+        )
     return {
         **{scope: _of_scope(matrix, scope) for scope in get_args(Scope)},
         "num_training_tasks": len(matrix.rows),
@@ -23,6 +29,11 @@ def summary(matrix: AccuracyMatrix) -> dict[str, Any]:
         "rows_with_gaps": gaps,
         "note": "; ".join(notes) or None,
     }
+
+
+def _numbered(indices: Sequence[int]) -> str:
+    """Return the numbers of tasks as readers count them, from 1."""
+    return ", ".join(str(index + 1) for index in indices)
 
 
 def _of_scope(matrix: AccuracyMatrix, scope: Scope) -> dict[str, Any] | None:
