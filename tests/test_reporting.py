@@ -115,6 +115,10 @@ def test_report__is_one_file_that_loads_nothing(written: Written) -> None:
     assert text.count("<figure>") == text.count("<summary>Numbers</summary>")
     drawings = " ".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", drawings)  # colours follow the theme
+    focusable = re.findall(r'<div[^>]* tabindex="0"[^>]*>', text)
+    names = [re.search(r' role="(?:region|group)" aria-label="[^"]', each) for each in focusable]
+    assert len(names) > 10
+    assert all(names)
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
 
