@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Bytes at the start of a file that ``describe_stand_in`` needs.
 STAND_IN_BYTES = 256
 
@@ -15,7 +17,7 @@ def describe_stand_in(start: bytes) -> str | None:
     text = start[:STAND_IN_BYTES].lstrip()
     if text.startswith(b"version https://git-lfs.github.com/spec/"):
         return "a Git LFS pointer, not the file itself: fetch the file with 'git lfs pull'"
-    if text.startswith((b"/annex/objects/", b"../.git/annex/objects/", b".git/annex/objects/")):
+    if re.match(rb"(/|(\.\./)*\.git/)annex/objects/", text):  # a link's text leads up to the repository
         return "a git-annex pointer, not the file itself: fetch the file with 'git annex get'"
     if text[:14].lower().startswith((b"<!doctype html", b"<html")):
         return (

@@ -57,6 +57,7 @@ def test_read_state_dict__reads_what_timms_training_script_saves(tmp_path: Path)
 POINTERS = {
     "Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 343\n",
     "git-annex": b"/annex/objects/SHA256E-s343--00.safetensors\n",
+    "git-annex pointer": b"../../.git/annex/objects/Gm/0x/SHA256E-s343--00/SHA256E-s343--00.safetensors",
     "HTML": b"\n<!DOCTYPE html>\n<html><title>Sign in</title></html>",
 }
 
