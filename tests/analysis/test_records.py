@@ -153,6 +153,21 @@ def test_figures__draw_each_line() -> None:
     assert [patch.get_width() for patch in time.patches] == [3, 2, 1]  # type: ignore[attr-defined]
 
 
+def test_figures__have_legends_of_all_lines_whatever_these_are_called() -> None:
+    names = ["_mine", "other", "_third"]
+    timings = [TaskTimings(training_seconds=3, end_task_seconds=2, evaluation_seconds=1)]
+    for figure, shown in (
+        (retention.evolution_figure({name: [MATRIX] for name in names}), names),
+        (recall.interval_figure({name: [RECORDS, RECORDS] for name in names}), names),
+        (training.time_figure({name: [timings] for name in names}), list(training.PARTS)),
+    ):
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == shown
+        with styled():
+            figure.savefig(io.StringIO(), format="svg")
+    assert retention.evolution_figure({"_mine": [MATRIX]}).legends == []
+
+
 def test_figures__take_names_as_they_are() -> None:
     name = r"a$\frac{x$ & <b>"
     written = io.StringIO()

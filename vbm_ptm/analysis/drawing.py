@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -148,10 +148,21 @@ def whole_ticks(axes: Axes, count: int) -> None:
     axes.set_xlim(0.7, count + 0.3)
 
 
-def add_legend(figure: Figure, axes: Axes) -> None:
-    """Put a legend below the panels, unless a single line needs none."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        longest = max(map(len, labels))
-        columns = max(1, min(len(labels), int(90 / (longest + 8))))
-        figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
+def add_legend(figure: Figure, axes: Axes, labels: Iterable[str]) -> None:
+    """Put a legend below the panels, unless a single line needs none.
+
+    Args:
+        figure: The figure.
+        axes: The panel whose artists stand for the lines.
+        labels: Labels to show, in order, as far as they are drawn.
+    """
+    drawn: dict[Any, Any] = {each.get_label(): each for each in reversed((*axes.lines, *axes.containers))}
+    shown = [label for label in labels if label in drawn]
+    if len(shown) > 1:
+        longest = max(map(len, shown))
+        columns = max(1, min(len(shown), int(90 / (longest + 8))))
+        handles, blank = [drawn[label] for label in shown], [" "] * len(shown)
+        legend = figure.legend(handles, blank, loc="outside lower left", ncols=columns, fontsize=9)
+        # Given at once, labels that begin with "_" would be left out.
+        for text, label in zip(legend.get_texts(), shown, strict=True):
+            text.set_text(label)

@@ -303,5 +303,5 @@ def forgetting_curve_figure(lines: Lines[AccuracyMatrix], fits: Mapping[str, Cur
                 )
         axes.set_xlabel("tasks learned since")
         axes.set_ylabel("retention (%)")
-        add_legend(figure, axes)
+        add_legend(figure, axes, lines)
     return figure

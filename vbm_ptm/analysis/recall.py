@@ -103,7 +103,7 @@ def measures_figure(lines: Lines[Records]) -> Figure:
                 draw_line(axes, np.arange(1.0, len(columns) + 1), columns, label=label, style=styles[label])
             axes.set(title=name, xlabel="task", ylabel=unit)
             whole_ticks(axes, longest)
-        add_legend(figure, panels[0])
+        add_legend(figure, panels[0], lines)
     return figure
 
 
@@ -147,5 +147,5 @@ def interval_figure(lines: Lines[Records], *, split: str = "train") -> Figure:
         axes.set(
             xlabel="recall interval (passes over the task)", ylabel="degree of forgetting (squared points)"
         )
-        add_legend(figure, axes)
+        add_legend(figure, axes, lines)
     return figure

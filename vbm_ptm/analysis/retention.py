@@ -95,7 +95,7 @@ def evolution_figure(lines: Lines[AccuracyMatrix], *, scope: Scope = "class_incr
         axes.set_xlabel("tasks learned")
         axes.set_ylabel("accuracy, all seen classes (%)")
         whole_ticks(axes, longest)
-        add_legend(figure, axes)
+        add_legend(figure, axes, lines)
     return figure
 
 
@@ -123,7 +123,7 @@ def retention_figure(
             axes.set_xlabel("tasks learned")
             whole_ticks(axes, longest)
         panels[0].set_ylabel("accuracy on the task (%)")
-        add_legend(figure, panels[0])
+        add_legend(figure, panels[0], lines)
     return figure
 
 
@@ -141,7 +141,7 @@ def forgetting_figure(lines: Lines[AccuracyMatrix], *, scope: Scope = "class_inc
         axes.set_xlabel("task")
         axes.set_ylabel("forgotten at the end (points)")
         whole_ticks(axes, longest)
-        add_legend(figure, axes)
+        add_legend(figure, axes, lines)
     return figure
 
 

@@ -130,7 +130,7 @@ def readings_figure(lines: Lines[TrainingLog]) -> Figure:
             axes.set(title=name.replace("_", " "), xlabel="step")
             if name.startswith("learning rate"):
                 axes.set_ylim(bottom=0)
-        add_legend(figure, panels[0])
+        add_legend(figure, panels[0], lines)
     return figure
 
 
@@ -161,5 +161,5 @@ def time_figure(lines: Lines[Sequence[TaskTimings]]) -> Figure:
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("seconds")
-        add_legend(figure, axes)
+        add_legend(figure, axes, PARTS)
     return figure
