@@ -80,6 +80,14 @@ def test_verify__finds_a_changed_metric(changed: Path) -> None:
     assert item.what == "metrics.class_incremental.top1.last_accuracy of result.json"
 
 
+def test_verify__does_not_compare_the_words_of_the_note(changed: Path) -> None:
+    def reworded(result: Tree) -> None:
+        result["metrics"]["note"] = "as an earlier version said it"
+
+    rewrite(changed / "result.json", reworded)
+    assert found(changed) == []
+
+
 def test_verify__finds_a_missing_task(changed: Path) -> None:
     def without_second(result: Tree) -> None:
         del result["task_records"][1]

@@ -156,7 +156,8 @@ def add_legend(figure: Figure, axes: Axes, labels: Iterable[str]) -> None:
         axes: The panel whose artists stand for the lines.
         labels: Labels to show, in order, as far as they are drawn.
     """
-    drawn: dict[Any, Any] = {each.get_label(): each for each in reversed((*axes.lines, *axes.containers))}
+    artists: list[Any] = [*axes.lines, *axes.containers]
+    drawn = {each.get_label(): each for each in reversed(artists)}
     shown = [label for label in labels if label in drawn]
     if len(shown) > 1:
         longest = max(map(len, shown))

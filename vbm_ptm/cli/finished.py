@@ -173,9 +173,9 @@ def predict(
 
         lines = writer.writer(sys.stdout)
         lines.writerow(["path", "rank", "class", "score", "probability"])
-        for path, ranked in rows:
-            best = [(path, rank, *each) for rank, each in enumerate(ranked, start=1)]
-            lines.writerows(best or [(path, "", "", "", "")])  # empty where all classes are ruled out
+        for path, best in rows:
+            numbered = [(path, rank, *each) for rank, each in enumerate(best, start=1)]
+            lines.writerows(numbered or [(path, "", "", "", "")])  # empty where all classes are ruled out
     else:
         from rich.table import Column, Table
 
