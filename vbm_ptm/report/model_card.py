@@ -53,11 +53,6 @@ def model_card(
     shown = dict(facts)
     if is_pretrained:
         shown["license of the pre-trained weights"] = base_license or "not known"
-    license_of = (
-        "The license named here is that of the pre-trained weights"
-        if is_pretrained
-        else "It was trained from scratch, and names no license"
-    )
     module, _, own_class = facts["learner"].partition(":")
     own_code = (
         f"import {module}  # the learner's own code, which is not in this folder\n" if own_class else ""
@@ -93,9 +88,15 @@ Top-1 accuracy in percent over all classes seen so far, on the test images.
 {_bullets(shown)}
 ## Limits
 
-It knows the classes above and nothing else: every image is assigned one of them. {license_of};
+It knows the classes above and nothing else: every image is assigned one of them. {_license_sentence(is_pretrained)};
 the training images may have their own terms.
 """
+
+
+def _license_sentence(is_pretrained: bool) -> str:
+    if is_pretrained:
+        return "The license named here is that of the pre-trained weights"
+    return "It was trained from scratch, and names no license"
 
 
 def _metadata(
