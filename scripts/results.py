@@ -444,10 +444,9 @@ def _differences(effect: Effect) -> str:
     mean = f"{effect.mean:+.1f}"
     if len(effect.differences) == 2:
         return f"{mean} ({', '.join(f'{value:+.1f}' for value in effect.differences)})"
-    if len(effect.differences) < 2:
+    if effect.interval is None or len(effect.differences) < 2:
         return mean
-    # Equal differences have no interval: their range stands in its place.
-    low, high = effect.interval or (min(effect.differences), max(effect.differences))
+    low, high = effect.interval
     return f"{mean} [{low:+.1f}, {high:+.1f}]"
 
 
