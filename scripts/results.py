@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("results.md", "results/few_visits.md")
 # Studies whose differences are drawn, and what of them: headings of the tables.
-PICTURES = ("recalls_digits", "factors_digits", "samples_or_visits")
+PICTURES = ("recalls_digits", "factors_digits", "factors_cifar10", "samples_or_visits")
 PICTURED = ("average", "last")
 _LIGHT = {"ink": INK, "soft": SOFT, "grid": GRID, "paper": PAPER, "accent": ACCENT}
 _DARK = {"ink": "#e8ebee", "soft": "#a3adb8", "grid": "#343b43", "paper": "#14171a"}
