@@ -102,9 +102,9 @@ class UCIR(Learner):
         if self.teacher:
             known, config = self.num_known_classes, self.config
             weight = config.distillation_weight * math.sqrt(known / (self.num_seen_classes - known))
+            taught, exact = self.teacher(images), torch.promote_types(features.dtype, torch.float32)
             with torch.autocast(images.device.type, enabled=False):
-                exact = torch.promote_types(features.dtype, torch.float32)
-                cosine = F.cosine_similarity(features.to(exact), self.teacher(images).to(exact))
+                cosine = F.cosine_similarity(features.to(exact), taught.to(exact))
             auxiliary["direction"] = weight * (1 - cosine)
             auxiliary["margin"] = config.margin_weight * missing_margin(
                 logits / self.head.scale,
